@@ -25,7 +25,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rotations": ("escha_oscar.cli.rotations", "rotations", "Write or inspect K/V rotation files."),
     "budget": ("escha_oscar.cli.budget", "budget", "KV bytes, tokens and sessions that fit."),
     "recipe": ("escha_oscar.cli.recipe", "recipe", "Environment and launch command, with reasons."),
-    "demo": ("escha_oscar.cli.demo", "demo", "Run the whole pipeline on a stock wheel in a temporary folder."),
+    "demo": (
+        "escha_oscar.cli.demo",
+        "demo",
+        "Run the whole pipeline on a stock wheel in a temporary folder.",
+    ),
 }
 
 
@@ -50,7 +54,9 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="escha-oscar")
 @click.option("--no-color", is_flag=True, help="Plain text (NO_COLOR is respected too).")
 def app(no_color: bool) -> None:
