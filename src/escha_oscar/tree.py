@@ -90,14 +90,7 @@ def checked(path: str) -> PurePosixPath:
     Raises TargetError for absolute paths, ``..``, backslashes, drives and NUL.
     """
     pure = PurePosixPath(path)
-    bad = (
-        pure.is_absolute()
-        or ".." in pure.parts
-        or any(c in path for c in ("\\", "\0", ":"))
-        or not pure.parts
-    )
+    bad = pure.is_absolute() or ".." in pure.parts or any(c in path for c in ("\\", "\0", ":")) or not pure.parts
     if bad:
-        raise TargetError(
-            "path leaves the tree", path=repr(path), sought="a relative path below site-packages"
-        )
+        raise TargetError("path leaves the tree", path=repr(path), sought="a relative path below site-packages")
     return pure

@@ -54,9 +54,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="escha-oscar")
 @click.option("--no-color", is_flag=True, help="Plain text (NO_COLOR is respected too).")
 def app(no_color: bool) -> None:

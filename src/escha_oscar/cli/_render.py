@@ -49,9 +49,7 @@ def printable(text: str) -> str:
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` to a command (parameter ``as_json``)."""
-    option = click.option(
-        "--json", "as_json", is_flag=True, help="One JSON object on stdout, also on failure."
-    )
+    option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, also on failure.")
     return option(command)
 
 
@@ -68,9 +66,7 @@ class Output:
         words = [word for word in argv if not word.startswith("-")]
         return cls(words[0] if words else "", "--json" in argv)
 
-    def emit(
-        self, data: dict[str, Any], text: Callable[[Console], None], code: ExitCode = ExitCode.OK
-    ) -> int:
+    def emit(self, data: dict[str, Any], text: Callable[[Console], None], code: ExitCode = ExitCode.OK) -> int:
         """Print ``data`` as JSON or call ``text`` with a stdout console; return the exit code for click."""
         if self.as_json:
             self._object({"ok": code == ExitCode.OK, "exit_code": int(code), **data})
