@@ -1,0 +1,1 @@
+"""Finding the installed runtime without importing it."""
