@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -256,3 +257,16 @@ def sessions(tokens: int, lengths: tuple[int, ...], limit: int | None = None) ->
         clamped = limit is not None and limit < count
         counts.append(Sessions(length, min(count, limit) if limit is not None else count, clamped))
     return tuple(counts)
+
+
+_UNITS = {"GB": GB, "GIB": GIB, "MB": 10**6, "MIB": 1 << 20}
+_SIZE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(GB|GiB|MB|MiB)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Read a memory size into bytes; "GB" is 10^9 and "GiB" 2^30, a number without a unit is refused."""
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise UsageError(f"not a memory size: {text!r}"[:80], sought="a number and GB, GiB, MB or MiB, as 12GB")
+    return size
