@@ -1,0 +1,1 @@
+"""Verification in levels: files, static, imports, numerics, log, live."""

@@ -1,0 +1,88 @@
+"""Every finding that verification can make: its stable code, its level and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from escha_oscar.model import Finding, Severity
+
+
+class Level(str, Enum):
+    """The levels of verification, cheapest first."""
+
+    FILES = "files"
+    STATIC = "static"
+    IMPORTS = "imports"
+    NUMERICS = "numerics"
+    LOG = "log"
+    LIVE = "live"
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kind of finding; ``cannot_tell`` marks those that leave the question open (exit 8 where nothing failed)."""
+
+    name: str
+    level: Level
+    severity: Severity
+    meaning: str
+    cannot_tell: bool = False
+
+
+_ERROR, _WARNING, _INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+
+def _codes(level: Level, *rows: tuple[str, Severity, str]) -> tuple[Code, ...]:
+    return tuple(Code(name, level, severity, meaning) for name, severity, meaning in rows)
+
+
+_STATIC = _codes(
+    Level.STATIC,
+    ("not-merged", _ERROR, "None of the mapped symbols is there: the tree is a stock one."),
+    ("file-missing", _ERROR, "A file of the mapping is not in the tree."),
+    ("file-empty", _ERROR, "A merged, copied or placed file has no code."),
+    ("syntax", _ERROR, "A file cannot be parsed or compiled."),
+    ("symbol-missing", _ERROR, "A mapped symbol has no definition of the right kind in the right scope."),
+    ("symbol-kind", _ERROR, "A mapped symbol is defined, but as something else or in another scope."),
+    ("dtype-branch-missing", _ERROR, "Nothing chooses the string dtype int2 in the model runner."),
+    ("pool-int2-missing", _ERROR, "The KV pool has no int2 allocation, store or rotation path."),
+    ("backend-int2-missing", _ERROR, "The triton backend does not dispatch extend or decode on int2."),
+    ("head-tile-clamp-missing", _ERROR, "A grouped decode launcher can let one head tile cover two KV heads."),
+    ("constexpr-bound-twice", _ERROR, "A Triton kernel binds one constexpr twice and does not compile."),
+    ("fp16-not-accepted", _ERROR, "The clip launcher asserts a dtype set without float16, which Escha runs."),
+    ("cell-size", _ERROR, "The bytes per token are computed from the element size of a string dtype."),
+    ("cell-size-without-scales", _WARNING, "The int2 bytes per token leave out scales and zeros."),
+    ("duplicate-definition", _ERROR, "One name is defined twice in the same block; the second one wins in silence."),
+    ("undefined-name", _ERROR, "A name inside a function is defined nowhere; it fails only when it runs."),
+    ("unresolved-import", _ERROR, "An import names a module or symbol that the tree does not have."),
+    ("call-signature", _ERROR, "A call does not fit the definition that it reaches."),
+    ("never-constructed", _ERROR, "A class that carries the merge is constructed nowhere, so it never runs."),
+    ("sibling-never-constructed", _WARNING, "A patched class outside the mapping is constructed nowhere."),
+    ("hybrid-forwarding", _ERROR, "HybridLinearKVPool does not forward something that the int2 path asks for."),
+    ("hybrid-branch", _ERROR, "The hybrid branch of the pool choice does not select the int2 pool."),
+    ("pool-arguments", _ERROR, "A pool construction that can be int2 is not given the group size."),
+    ("packed-head-dim", _ERROR, "v_head_dim is read from the width of a packed buffer (a quarter of the head)."),
+    ("escha-registration", _ERROR, "The escha entries of the quantization registry are gone."),
+)
+
+CODES: dict[str, Code] = {code.name: code for code in _STATIC}
+
+
+def finding(
+    name: str,
+    message: str,
+    *,
+    path: str | None = None,
+    line: int | None = None,
+    expected: str | None = None,
+    found: str | None = None,
+    hint: str | None = None,
+    severity: Severity | None = None,
+) -> Finding:
+    """Return a finding of a registered code; the code decides the severity unless one is given.
+
+    Raises KeyError for a code that is not registered.
+    """
+    code = CODES[name]
+    return Finding(severity or code.severity, name, message, path, line, expected, found, hint)
