@@ -23,6 +23,8 @@ _KIND_WORDS = {
     SymbolKind.CHOICE: "one of the choices of --kv-cache-dtype",
     SymbolKind.FLAG: "a command line option",
 }
+#: Symbols of classes: a namesake in another class may be a symbol of its own.
+_DOTTED = {symbol.name for row in merges() for symbol in row.symbols if "." in symbol.name}
 _NEXT = "escha-oscar integrate --dry-run"
 
 
@@ -126,7 +128,10 @@ def _top_level(resolver: Resolver, path: str, module: ast.Module, symbol: Symbol
 
 def _elsewhere(scope: Scope, path: str, symbol: Symbol) -> tuple[int | None, str | None]:
     """Return a binding of the same name that is not the right one, in words."""
-    for node, owner in scope.index.named(path).get(symbol.name.rpartition(".")[2], []):
+    name = symbol.name.rpartition(".")[2]
+    for node, owner in scope.index.named(path).get(name, []):
+        if f"{owner}.{name}" in _DOTTED:
+            continue
         if not isinstance(node, Definition):
             return node.lineno, f"an assignment: {ast.unparse(node)[:60]}"
         place = f"inside {owner}" if owner else "at module level"
