@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     ROLLED_BACK = 6
     RECOVERY_NEEDED = 7
     CANNOT_TELL = 8
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -109,3 +110,24 @@ class RecoveryError(EschaOscarError):
 
     code = "recovery-needed"
     exit_code = ExitCode.RECOVERY_NEEDED
+
+
+class StoppedError(EschaOscarError):
+    """SIGINT came; what was written is put back."""
+
+    code = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
+
+
+class TerminatedError(StoppedError):
+    """SIGTERM came; what was written is put back."""
+
+    code = "terminated"
+    exit_code = ExitCode.TERMINATED
+
+
+class HungUpError(StoppedError):
+    """SIGHUP came; what was written is put back."""
+
+    code = "hung-up"
+    exit_code = ExitCode.HUNG_UP

@@ -1,0 +1,78 @@
+"""``escha-oscar status``: what is installed, read from disk, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from escha_oscar.cli._environment import environment, environment_options
+from escha_oscar.cli._render import Output, json_option
+from escha_oscar.cli._table import line
+from escha_oscar.errors import ExitCode
+from escha_oscar.status import Condition, Status, read_status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MEANING = {
+    Condition.PRISTINE: "pristine: no integration here",
+    Condition.INTEGRATED: "integrated",
+    Condition.MODIFIED: "modified: files differ from what the integration wrote",
+    Condition.REINSTALLED: "reinstalled, not integrated: the wheel was installed anew since the integration",
+    Condition.INTERRUPTED: "interrupted: a run was cut off and has to be resolved",
+    Condition.RUNNING: "running: another process is changing this environment right now",
+    Condition.OVERLAY: "overlay: a shadow tree, integrated",
+}
+_NEXT = {
+    Condition.MODIFIED: "escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate",
+    Condition.REINSTALLED: "escha-oscar integrate",
+    Condition.INTERRUPTED: "escha-oscar recover",
+}
+_CODES = {
+    Condition.MODIFIED: ExitCode.TARGET,
+    Condition.INTERRUPTED: ExitCode.RECOVERY_NEEDED,
+}
+
+
+@click.command()
+@environment_options
+@json_option
+def status(site_packages: Path | None, python: Path | None, as_json: bool) -> int:
+    """Say what is installed: pristine, integrated, modified, interrupted, reinstalled or an overlay.
+
+    Exits 0, with 3 where files were modified, with 7 where an interrupted run has to be resolved.
+    """
+    found = read_status(environment(site_packages, python, for_writing=False))
+    code = _CODES.get(found.condition, ExitCode.OK)
+    return Output("status", as_json).emit(_record(found), lambda console: _print(console, found), code)
+
+
+def _record(found: Status) -> dict[str, Any]:
+    source = found.source
+    return {
+        "condition": found.condition.value,
+        "site_packages": str(found.site_packages),
+        "source": {"kind": source.kind, "commit": source.commit, "repository": source.repository} if source else None,
+        "kernels": found.kernels,
+        "tool_version": found.tool_version,
+        "distribution": found.distribution,
+        "version": found.version,
+        "files": {file.path: file.condition.value for file in found.files},
+        "detail": found.detail,
+        "hint": _NEXT.get(found.condition),
+    }
+
+
+def _print(console: Console, found: Status) -> None:
+    line(console, f"{found.site_packages}")
+    line(console, _MEANING[found.condition] + (f" ({found.detail})" if found.detail else ""))
+    if found.source is not None:
+        line(console, f"  source: {found.source.description}, commit {found.source.commit or 'none'}")
+        line(console, f"  kernels: {found.kernels}, written by escha-oscar {found.tool_version}")
+        line(console, f"  wheel: {found.distribution} {found.version}, {len(found.files)} files of the integration")
+    for file in found.deviating:
+        line(console, f"  {file.condition.value}: {file.path}")
+    if found.condition in _NEXT:
+        line(console, f"next: {_NEXT[found.condition]}")

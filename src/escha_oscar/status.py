@@ -1,0 +1,148 @@
+"""What is installed, read from disk alone: no lock, no write, no import of the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from escha_oscar import journal, lock, state
+from escha_oscar.errors import RecoveryError
+from escha_oscar.fsops import Image, Kind, Root
+from escha_oscar.model import SourceId
+from escha_oscar.state import FileEntry, State
+
+#: Lies in the root of a shadow tree that ``--overlay`` wrote.
+OVERLAY_MARKER = ".escha-oscar-overlay.json"
+
+
+class Condition(str, Enum):
+    """The condition of an environment."""
+
+    PRISTINE = "pristine"
+    INTEGRATED = "integrated"
+    MODIFIED = "modified"
+    REINSTALLED = "reinstalled"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    OVERLAY = "overlay"
+
+
+class FileCondition(str, Enum):
+    """How one file of the integration stands."""
+
+    MERGED = "merged"
+    ORIGINAL = "original"
+    EDITED = "edited"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """One file of the integration and how it stands."""
+
+    path: str
+    condition: FileCondition
+
+
+@dataclass(frozen=True)
+class Status:
+    """The condition, where it came from, and every file that is not as the integration left it."""
+
+    condition: Condition
+    site_packages: Path
+    source: SourceId | None = None
+    kernels: str | None = None
+    tool_version: str | None = None
+    distribution: str | None = None
+    version: str | None = None
+    files: tuple[FileStatus, ...] = ()
+    detail: str = ""
+
+    @property
+    def deviating(self) -> tuple[FileStatus, ...]:
+        """Return the files that are not as the integration left them."""
+        return tuple(file for file in self.files if file.condition is not FileCondition.MERGED)
+
+
+def read_status(site_packages: Path) -> Status:
+    """Return what is installed in ``site_packages``.
+
+    Raises TargetError where the state is damaged or cannot be read.
+    """
+    root = Root(site_packages)
+    if root.full(OVERLAY_MARKER).is_file():
+        return _overlay(root)
+    running = lock.holder(root)
+    unfinished = _unfinished(root)
+    known = state.load(root)
+    if unfinished and running:
+        return _status(Condition.RUNNING, root, known, (), f"{unfinished} in progress, {running}")
+    if unfinished:
+        return _status(Condition.INTERRUPTED, root, known, (), f"{unfinished} was interrupted")
+    if known is None:
+        return _status(Condition.PRISTINE, root, None, (), "")
+    files = tuple(FileStatus(entry.path, condition_of(entry, root.image(entry.path))) for entry in known.files)
+    return _status(classify(known, files), root, known, files, "")
+
+
+def classify(known: State, files: tuple[FileStatus, ...]) -> Condition:
+    """Decide between integrated, reinstalled and modified from the condition of each file."""
+    by_path = {file.path: file.condition for file in files}
+    if all(condition is FileCondition.MERGED for condition in by_path.values()):
+        return Condition.INTEGRATED
+    return Condition.REINSTALLED if is_replaced(known, by_path) else Condition.MODIFIED
+
+
+def is_replaced(known: State, conditions: dict[str, FileCondition]) -> bool:
+    """Return whether the wheel was installed anew: no file that it owns still has merged content, RECORD included."""
+    owned = [entry.path for entry in known.files if entry.original.kind is not Kind.ABSENT]
+    return all(conditions[path] is not FileCondition.MERGED for path in owned)
+
+
+def condition_of(entry: FileEntry, now: Image) -> FileCondition:
+    """Return how ``now`` compares with the integration's file."""
+    if now.kind is Kind.FILE and now.sha256 == entry.after_sha256:
+        return FileCondition.MERGED
+    if now.same_content(entry.original):
+        return FileCondition.ORIGINAL
+    return FileCondition.MISSING if now.kind is Kind.ABSENT else FileCondition.EDITED
+
+
+def _unfinished(root: Root) -> str | None:
+    """Return the name of an operation that began and was not committed, or None."""
+    try:
+        data = root.read_private(journal.JOURNAL_FILE)
+    except PermissionError:
+        return None
+    if data is None:
+        return None
+    try:
+        begun = journal.decode(data)
+    except RecoveryError:
+        return "an operation with a damaged journal"
+    committed = root.image(journal.STATE_FILE).same_content(begun.commit.after)
+    return None if committed else begun.operation
+
+
+def _status(
+    condition: Condition, root: Root, known: State | None, files: tuple[FileStatus, ...], detail: str
+) -> Status:
+    if known is None:
+        return Status(condition, root.path, detail=detail)
+    return Status(
+        condition, root.path, known.source, known.kernels, known.tool_version, known.distribution, known.version,
+        files, detail,
+    )  # fmt: skip
+
+
+def _overlay(root: Root) -> Status:
+    from escha_oscar.overlay import read_marker
+
+    marker = read_marker(root.path)
+    source = SourceId(**marker["source"])
+    detail = f"shadow of {marker['shadows']}"
+    return Status(
+        Condition.OVERLAY, root.path, source, marker["kernels"], marker["tool_version"], marker["distribution"],
+        marker["version"], (), detail,
+    )  # fmt: skip
