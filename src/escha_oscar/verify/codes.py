@@ -37,6 +37,10 @@ def _codes(level: Level, *rows: tuple[str, Severity, str]) -> tuple[Code, ...]:
     return tuple(Code(name, level, severity, meaning) for name, severity, meaning in rows)
 
 
+def _open(level: Level, *rows: tuple[str, str]) -> tuple[Code, ...]:
+    return tuple(Code(name, level, _WARNING, meaning, cannot_tell=True) for name, meaning in rows)
+
+
 _STATIC = _codes(
     Level.STATIC,
     ("not-merged", _ERROR, "None of the mapped symbols is there: the tree is a stock one."),
@@ -66,7 +70,30 @@ _STATIC = _codes(
     ("escha-registration", _ERROR, "The escha entries of the quantization registry are gone."),
 )
 
-CODES: dict[str, Code] = {code.name: code for code in _STATIC}
+_LOG = _codes(
+    Level.LOG,
+    ("log-int2-in-effect", _INFO, "A pool has exactly the size of int2; says in which form it was counted."),
+    ("log-int2-off", _ERROR, "A pool has the dtype or the size of another format: int2 was dropped."),
+    ("log-int2-not-asked", _ERROR, "The server was started with another --kv-cache-dtype."),
+    ("log-size-mismatch", _ERROR, "A pool's size fits no format for this config, tp and group size."),
+    ("log-arguments-differ", _ERROR, "The log shows another tp or group size than the command line."),
+    ("log-draft-pool", _INFO, "A draft model has a pool of its own; it is kept apart."),
+    ("log-out-of-memory", _ERROR, "The server ran out of device memory, at the start or on the first long prefill."),
+    ("log-invalid-launch", _ERROR, "A kernel launch was refused (mixed chunks with INT2 on the MoE wheel)."),
+    ("log-prefill-graph", _WARNING, "A prefill graph is captured next to int2; too much for a 12 GB card."),
+    ("log-mamba-slots", _WARNING, "The pool holds more prefill chunks than there are mamba slots."),
+    ("log-overlap-disabled", _WARNING, "The overlap schedule is off, as mamba no_buffer makes it."),
+    ("log-mixed-chunk", _WARNING, "Mixed chunks with extra_buffer on a hybrid model restore stale state."),
+    ("log-window-ignored", _WARNING, "Variables of the mixed-precision window are set and have no effect."),
+    ("log-concurrency-clamped", _WARNING, "Fewer requests run at once than were asked for."),
+    ("log-pool-capped", _WARNING, "The pool is capped, or smaller than one context."),
+) + _open(
+    Level.LOG,
+    ("log-no-allocation", "The log has no pool allocation line."),
+    ("log-cannot-compare", "A pool's size does not tell int2 from another format, or nothing to compare is known."),
+)
+
+CODES: dict[str, Code] = {code.name: code for code in (*_STATIC, *_LOG)}
 
 
 def finding(
