@@ -16,18 +16,20 @@ def line(console: Console, text: str) -> None:
     console.print(printable(text), soft_wrap=True)
 
 
-def table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; columns whose cells are all numbers are right-aligned."""
+def table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, prefix: str = ""
+) -> None:
+    """Print a table; columns of numbers are right-aligned, ``prefix`` begins each line in a pipe (a shell comment)."""
     cells = [[printable(cell) for cell in row] for row in rows]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
     if console.is_terminal:
         _rich(console, title, columns, cells, right)
         return
     widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
-    line(console, title)
+    line(console, prefix + title)
     for row in (list(columns), *cells):
         padded = (text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True))
-        line(console, ("  " + "  ".join(padded)).rstrip())
+        line(console, (prefix + "  " + "  ".join(padded)).rstrip())
 
 
 def _rich(
@@ -45,4 +47,4 @@ def _rich(
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    return not text or text.replace(".", "", 1).isdigit()
