@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def _run(repository: Path, args: Sequence[str], remote: Remote, progress: Progre
     watch = _Watch(repository, progress, 0 if remote.is_local else int(STALL_SECONDS / 0.25))
     limits = _git.Limits(FETCH_SECONDS, watch.check)
     result = _git.run(repository, args, protocol=remote.protocol, limits=limits)
-    return result.reason if result.status else ""
+    return result.reason if result.status else watch.check()
 
 
 class _Watch:
@@ -151,9 +152,10 @@ def size_of(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         try:
-            total += path.lstat().st_size
+            state = path.lstat()
         except OSError:
             continue
+        total += state.st_size if stat.S_ISREG(state.st_mode) else 0
     return total
 
 

@@ -60,8 +60,13 @@ def parse_remote(repository: str) -> Remote:
     """
     if not repository or repository.startswith("-") or any(not c.isprintable() for c in repository):
         raise UsageError("not a repository", sought=_SOUGHT, found=repr(repository))
-    if "://" not in repository:
-        return _local(Path(repository))
+    try:
+        return _local(Path(repository)) if "://" not in repository else _url(repository)
+    except (ValueError, OSError, RuntimeError) as error:  # a malformed URL, an unreadable path, a loop of links
+        raise UsageError("not a repository", sought=_SOUGHT, found=f"{repository!r}: {error}") from error
+
+
+def _url(repository: str) -> Remote:
     parts = urlsplit(repository)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _local(Path(url2pathname(parts.path)))
