@@ -88,7 +88,7 @@ _MERGE = (
         Action.MERGE,
         ("sglang/srt/model_executor/model_runner_kv_cache_mixin.py",),
         ("sglang/srt/model_executor/model_runner_kv_cache_mixin.py",),
-        _all(_M, "ModelRunnerKVCacheMixin._int2_pool_kwargs", _GLUE),
+        _all(_M, "ModelRunnerKVCacheMixin._int2_cell_size ModelRunnerKVCacheMixin._int2_pool_kwargs", _GLUE),
         "true cell size; dtype, group size and rotation layer ids handed to the pools",
     ),
     Row(

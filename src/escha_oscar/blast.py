@@ -1,0 +1,91 @@
+"""Proof that a merge stayed inside its declared blast radius: every other definition keeps its bytes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+
+from escha_oscar.errors import AnchorError
+
+#: Names of ``TOUCHES`` that are not definitions: new import lines, and definitions that were not there before.
+IMPORTS, ADDED = "<imports>", "<added>"
+_LOOSE = "<loose>"
+
+
+def check_blast_radius(path: str, before: bytes, after: bytes, touches: Iterable[str]) -> None:
+    """Raise AnchorError where something outside ``touches`` changed, vanished or appeared, or a loose line was lost."""
+    allowed = set(touches)
+    old, new = units(before), units(after)
+    for name, lines in old.items():
+        if name in allowed or new.get(name) == lines:
+            continue
+        if not name.endswith(_LOOSE) or not _only_added(lines, new.get(name, []), name, allowed):
+            raise _outside(path, name, "changed" if name in new else "removed")
+    for name in new:
+        if name not in old and ADDED not in allowed and name not in allowed and name.partition(".")[0] not in allowed:
+            raise _outside(path, name, "added")
+
+
+def _outside(path: str, name: str, what: str) -> AnchorError:
+    return AnchorError(
+        f"the merge {what} {name}, outside its declared edits",
+        path=path,
+        sought=f"{name} with unchanged bytes",
+        found=what,
+        hint="escha-oscar integrate --dry-run --diff",
+    )
+
+
+def _only_added(old: Sequence[bytes], new: Sequence[bytes], name: str, allowed: set[str]) -> bool:
+    """Return whether ``old`` lines all stand in ``new`` in their order, and every further line may be there."""
+    owner = name.removesuffix(_LOOSE).rstrip(".")
+    if owner in allowed:
+        return True
+    rest = iter(new)
+    extra: list[bytes] = []
+    for line in old:
+        for candidate in rest:
+            if candidate == line:
+                break
+            extra.append(candidate)
+        else:
+            return False
+    extra += list(rest)
+    return all(_harmless(line, allowed) for line in extra)
+
+
+def _harmless(line: bytes, allowed: set[str]) -> bool:
+    text = line.strip()
+    is_import = text.startswith((b"import ", b"from "))
+    return not text or text.startswith(b"#") or (is_import and IMPORTS in allowed)
+
+
+def units(data: bytes) -> dict[str, list[bytes]]:
+    """Return the lines of each function and method, and of each scope's loose statements, by dotted name.
+
+    Repeated names are numbered; together the units hold every line of the file.
+    """
+    lines = data.splitlines(keepends=True)
+    spans: dict[str, list[bytes]] = {}
+    owner_of = [_LOOSE] * len(lines)
+    for name, first, last in _spans(ast.parse(data).body, ""):
+        while name in spans:
+            name += "'"
+        spans[name] = []
+        owner_of[first - 1 : last] = [name] * (last - first + 1)
+    for line, name in zip(lines, owner_of, strict=True):
+        spans.setdefault(name, []).append(line)
+    return spans
+
+
+def _spans(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, int, int]]:
+    """Yield outer scopes before inner ones, so that the innermost owner of a line is assigned last."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            assert node.end_lineno is not None
+            if isinstance(node, ast.ClassDef):
+                yield f"{prefix}{node.name}.{_LOOSE}", first, node.end_lineno
+                yield from _spans(node.body, f"{prefix}{node.name}.")
+            else:
+                yield f"{prefix}{node.name}", first, node.end_lineno
