@@ -19,27 +19,27 @@ Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def drawn(seed: int, rows: int = ROWS, v_dim: int = DIM) -> Rows:
     """Q, K, V rows with uneven energy along random directions."""
     generator = torch.Generator().manual_seed(seed)
-    mix = torch.randn(DIM, DIM, generator=generator) * torch.linspace(3, 0.1, DIM)
+    mix = torch.randn(DIM, DIM, generator=generator) * torch.linspace(0.3, 0.01, DIM)
     q = torch.randn(rows, KV * GROUP, DIM, generator=generator) @ mix
     k = torch.randn(rows, KV, DIM, generator=generator) @ mix
     return q, k, torch.randn(rows, KV, v_dim, generator=generator) * torch.linspace(2, 0.2, v_dim)
 
 
 def outlier_along_a_hadamard_row(seed: int) -> Rows:
-    """K is a large constant along a row of Hadamard: plain Hadamard gathers it into one coordinate."""
+    """Q and K are large along a row of Hadamard: plain Hadamard gathers that into one coordinate."""
     q, k, v = drawn(seed)
     direction = hadamard_matrix(DIM)[5]
-    return q + 40 * torch.randn(ROWS, 1, 1) * direction, k + 40 * direction, v
+    return q + 3 * direction, k + 20 * direction, v
 
 
 def outlier_that_the_fit_gathers(seed: int) -> Rows:
     """Q's eigenvectors are the rows of Hadamard and K has an axis outlier: R H is then no smoothing at all."""
     _, k, v = drawn(seed)
     axis = torch.zeros(DIM)
-    axis[0] = 60.0
+    axis[0] = 20.0
     generator = torch.Generator().manual_seed(seed + 100)
-    spread = torch.randn(ROWS, KV * GROUP, DIM, generator=generator) * torch.linspace(9, 1, DIM)
-    return spread @ hadamard_matrix(DIM), k * 0.1 + axis, v
+    spread = torch.randn(ROWS, KV * GROUP, DIM, generator=generator) * torch.linspace(3, 0.3, DIM)
+    return spread @ hadamard_matrix(DIM), k + axis, v
 
 
 def dump(folder: Path, layer: int, chunks: dict[int, Rows]) -> None:
