@@ -28,7 +28,10 @@ from escha_oscar.target.unpack import unpack_wheel
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 SOURCE = CHECKOUT / "src"
+#: The trees that the two wheels of the family stand close to.
 RELEASES = ("0.5.9", "0.5.15")
+#: Every stock release that anchors are checked against.
+BASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13", "0.5.15")
 BUILD_TIMEOUT_S = 900
 PROGRAM_TIMEOUT_S = 600
 
@@ -91,14 +94,14 @@ class Rig:
 
 def stock(release: str) -> Rig:
     """Return a rig over the stock release, building what is not in the cache."""
-    wheel = _wheel(release)
+    wheel = stock_wheel(release)
     tree = _cached("trees", f"stock-{release}", [wheel], lambda place: _unpack(wheel, place))
     return Rig(release, tree, _deps(release))
 
 
 def merged(release: str) -> Rig:
     """Return a rig over the release integrated by this checkout's tool with the bundled source."""
-    wheel = _wheel(release)
+    wheel = stock_wheel(release)
     inputs = [wheel, *sorted(path for path in SOURCE.rglob("*.py") if path.is_file())]
     tree = _cached("trees", f"merged-{release}", inputs, lambda place: _integrate(wheel, place))
     return Rig(release, tree, _deps(release))
@@ -114,7 +117,9 @@ def _integrate(wheel: Path, place: Path) -> None:
     _call([sys.executable, "-m", "escha_oscar", *command], {"PYTHONPATH": str(SOURCE)})
 
 
-def _wheel(release: str) -> Path:
+def stock_wheel(release: str) -> Path:
+    """Return the stock wheel of ``release`` as pip downloads it for this interpreter."""
+
     def download(place: Path) -> None:
         _call([*_pip("download"), "--no-deps", "--only-binary=:all:", f"sglang=={release}", "--dest", str(place)])
 
