@@ -11,7 +11,8 @@ from escha_oscar.errors import UsageError
 from escha_oscar.model import Finding, Severity
 from escha_oscar.model_config import ModelConfig, read_model_config
 from escha_oscar.verify.codes import CODES, Level
-from escha_oscar.verify.server_log import Expectation, check_log
+from escha_oscar.verify.server_log import check_log
+from escha_oscar.verify.sizes import Expectation
 from tests.support.checkpoints import DENSE, MOE, write_config
 
 ARTICLE = "KV Cache is allocated. #tokens: 350257, K size: 0.21 GB, V size: 0.21 GB"
@@ -36,7 +37,8 @@ def dense(tmp_path: Path) -> ModelConfig:
 def arguments(**changes: object) -> str:
     values: dict[str, object] = {
         "model_path": "/models/x", "kv_cache_dtype": "int2", "kv_cache_quant_group_size": 32, "tp_size": 2,
-        "dp_size": 1, "pp_size": 1, "page_size": 1, "max_running_requests": 12, "max_total_tokens": None, "enable_mixed_chunk": False,
+        "dp_size": 1, "pp_size": 1, "page_size": 1, "max_running_requests": 12, "max_total_tokens": None,
+        "enable_mixed_chunk": False,
         "mamba_scheduler_strategy": "extra_buffer",
     }  # fmt: skip
     values.update(changes)

@@ -93,7 +93,22 @@ _LOG = _codes(
     ("log-cannot-compare", "A pool's size does not tell int2 from another format, or nothing to compare is known."),
 )
 
-CODES: dict[str, Code] = {code.name: code for code in (*_STATIC, *_LOG)}
+_LIVE = _codes(
+    Level.LIVE,
+    ("live-in-effect", _INFO, "The server runs int2 and its pool has exactly that size."),
+    ("live-int2-off", _ERROR, "The server runs with another kv_cache_dtype."),
+    ("live-group-size", _ERROR, "The server runs with another group size than --group-size."),
+    ("live-size", _ERROR, "The pool's size is not that of int2 for this config."),
+    ("live-pool-below-context", _WARNING, "The pool holds fewer tokens than one context."),
+    ("live-completion", _ERROR, "One short completion failed."),
+    ("live-degenerate", _ERROR, "The completion repeats one character, a sign of NaN in attention."),
+) + _open(
+    Level.LIVE,
+    ("live-unreachable", "The server cannot be asked: refused, too slow, or no JSON."),
+    ("live-cannot-compare", "The server or the command line does not say enough to judge the pool's size."),
+)
+
+CODES: dict[str, Code] = {code.name: code for code in (*_STATIC, *_LOG, *_LIVE)}
 
 
 def finding(

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from escha_oscar.verify.sizes import Printed
+
 MAX_LINE = 1 << 16
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _SIZE = r"(\d{1,7}(?:\.\d{1,6})?) ?GB"
@@ -39,22 +41,17 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Allocation:
-    """One pool's line: ``rank`` is its prefix (``TP1``) or empty; sizes in GiB as printed (the log says GB)."""
+    """One pool's line: ``rank`` is its prefix (``TP1``) or empty."""
 
     line: int
     rank: str
-    tokens: int
     dtype: str | None
-    k: float | None
-    v: float | None
-    kv: float | None
+    printed: Printed
 
     @property
-    def printed(self) -> str:
-        """Return the sizes as they were printed."""
-        if self.kv is not None:
-            return f"KV {self.kv:.2f} GB"
-        return f"K {self.k:.2f} GB, V {self.v:.2f} GB"
+    def tokens(self) -> int:
+        """Return the tokens that the pool holds."""
+        return self.printed.tokens
 
 
 @dataclass
@@ -134,7 +131,7 @@ def _take(facts: Facts, line: str, number: int) -> None:
 def _allocation(match: re.Match[str], line: str, number: int) -> Allocation:
     rank = " ".join(dict.fromkeys(_RANK.findall(line[: match.start()])))
     sizes = [_number(match[name]) for name in ("k", "v", "kv")]
-    return Allocation(number, rank, int(match["tokens"]), match["dtype"], *sizes)
+    return Allocation(number, rank, match["dtype"], Printed(int(match["tokens"]), *sizes))
 
 
 def _number(text: str | None) -> float | None:

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-from escha_oscar.budget import GIB, CacheFormat, KVDtype, TokenBytes, scale_groups, token_bytes
 from escha_oscar.model import Finding, Report
-from escha_oscar.model_config import ModelConfig
 from escha_oscar.verify.codes import finding
 from escha_oscar.verify.log_lines import Allocation, Facts, read_facts
+from escha_oscar.verify.sizes import Expectation, Form, fitting, forms
 
-_ROUNDING = 0.00501
 _LEVEL_NEXT = "escha-oscar verify --level files --level static"
-_SPARE_SLOTS = 256  # the pool holds one padded page more than the tokens it reports
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What is known beside the log: the model (None where no config was given), and what the user said of the run."""
-
-    model: ModelConfig | None = None
-    tp: int | None = None
-    group_size: int | None = None
-    scale_dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One way in which a pool of a known format can print its size."""
-
-    name: str
-    per_token: TokenBytes
-    scales: bool
-    is_int2: bool
 
 
 def check_log(lines: Iterable[str], expected: Expectation) -> Report:
@@ -69,16 +45,16 @@ def _size(pool: Allocation, facts: Facts, expected: Expectation) -> Iterator[Fin
     if reason or expected.model is None:
         yield _cannot(pool, reason)
         return
-    forms = _forms(expected.model, facts, expected)
-    fitting = [form for form in forms if _fits(pool, form)]
-    if any(form.is_int2 for form in fitting) and not all(form.is_int2 for form in fitting):
-        yield _cannot(pool, f"{pool.tokens} tokens are too few: int2 and {fitting[-1].name} print the same size")
-    elif fitting and fitting[0].is_int2:
-        yield _in_effect(pool, fitting)
-    elif fitting:
-        yield _off(pool, f"its size is that of {fitting[0].name}")
+    known = forms(expected.model, _tp(facts, expected), _group(facts, expected), expected.scale_dtype)
+    fits = fitting(pool.printed, known)
+    if any(form.is_int2 for form in fits) and not all(form.is_int2 for form in fits):
+        yield _cannot(pool, f"{pool.tokens} tokens are too few: int2 and {fits[-1].name} print the same size")
+    elif fits and fits[0].is_int2:
+        yield _in_effect(pool, fits)
+    elif fits:
+        yield _off(pool, f"its size is that of {fits[0].name}")
     else:
-        yield _mismatch(pool, forms)
+        yield _mismatch(pool, known)
 
 
 def _incomparable(facts: Facts, expected: Expectation) -> str:
@@ -99,45 +75,13 @@ def _group(facts: Facts, expected: Expectation) -> int | None:
     return facts.number("kv_cache_quant_group_size") or expected.group_size
 
 
-def _forms(model: ModelConfig, facts: Facts, expected: Expectation) -> list[_Form]:
-    """Return the int2 forms first, then every format that can be in effect in its place."""
-    tp, group = _tp(facts, expected), _group(facts, expected)
-    scale_groups(model.head_dim, group)
-    int2 = token_bytes(model, tp, CacheFormat(KVDtype.INT2, group, expected.scale_dtype))
-    return [
-        _Form("int2, codes only (a hand merge)", int2, False, True),
-        _Form("int2, codes with scales and zeros (this tool's merge)", int2, True, True),
-        _Form("fp16 or bf16", token_bytes(model, tp, CacheFormat(KVDtype.FP16)), False, False),
-        _Form("fp8", token_bytes(model, tp, CacheFormat(KVDtype.FP8)), False, False),
-    ]
-
-
-def _fits(pool: Allocation, form: _Form) -> bool:
-    k = form.per_token.k_total if form.scales else form.per_token.k_codes
-    v = form.per_token.v_total if form.scales else form.per_token.v_codes
-    pairs = ((pool.k, k), (pool.v, v), (pool.kv, k + v))
-    return all(_close(size, pool.tokens, each) for size, each in pairs if size is not None)
-
-
-def _close(printed: float, tokens: int, per_token: int) -> bool:
-    low, high = tokens * per_token / GIB, (tokens + _SPARE_SLOTS) * per_token / GIB
-    return low - _ROUNDING <= printed <= high + _ROUNDING
-
-
-def _sizes_of(pool: Allocation, form: _Form) -> str:
-    k = form.per_token.k_total if form.scales else form.per_token.k_codes
-    v = form.per_token.v_total if form.scales else form.per_token.v_codes
-    return f"K {pool.tokens * k / GIB:.2f} GB, V {pool.tokens * v / GIB:.2f} GB"
-
-
-def _in_effect(pool: Allocation, fitting: list[_Form]) -> Finding:
-    forms = [form for form in fitting if form.is_int2]
+def _in_effect(pool: Allocation, fits: tuple[Form, ...]) -> Finding:
     return finding(
         "log-int2-in-effect",
         f"INT2 is in effect{_on(pool)}: {pool.tokens} tokens",
         line=pool.line,
-        expected=" or ".join(_sizes_of(pool, form) for form in forms),
-        found=f"{pool.printed} ({' or '.join(form.name for form in forms)})",
+        expected=" or ".join(form.at(pool.tokens) for form in fits),
+        found=f"{pool.printed} ({' or '.join(form.name for form in fits)})",
     )
 
 
@@ -147,7 +91,7 @@ def _off(pool: Allocation, why: str) -> Finding:
         f"INT2 is not in effect{_on(pool)}: {why}",
         line=pool.line,
         expected="a pool of 2-bit codes",
-        found=f"{pool.printed} for {pool.tokens} tokens",
+        found=str(pool.printed),
         hint="start with --kv-cache-dtype int2, then " + _LEVEL_NEXT,
     )
 
@@ -163,13 +107,13 @@ def _not_asked(facts: Facts) -> Finding:
     )
 
 
-def _mismatch(pool: Allocation, forms: list[_Form]) -> Finding:
+def _mismatch(pool: Allocation, known: tuple[Form, ...]) -> Finding:
     return finding(
         "log-size-mismatch",
         f"the pool's size fits no known format{_on(pool)}",
         line=pool.line,
-        expected="; ".join(f"{_sizes_of(pool, form)} ({form.name})" for form in forms[:2]),
-        found=f"{pool.printed} for {pool.tokens} tokens",
+        expected="; ".join(form.at(pool.tokens) for form in known[:2]),
+        found=str(pool.printed),
         hint="check --config, --tp and --group-size against the launch command",
     )
 
@@ -181,7 +125,7 @@ def _cannot(pool: Allocation, reason: str) -> Finding:
         f"the pool's size cannot be judged{_on(pool)}: {reason}",
         line=pool.line,
         expected="a size that tells int2 from other formats",
-        found=f"{dtype}{pool.printed} for {pool.tokens} tokens",
+        found=f"{dtype}{pool.printed}",
         hint="escha-oscar verify --log FILE --config config.json --tp N --group-size N",
     )
 
@@ -211,7 +155,7 @@ def _draft(facts: Facts, _: Expectation) -> Iterator[Finding]:
             f"a second pool{_on(pool)}, of a draft model, is not counted",
             line=pool.line,
             expected="one pool per rank: INT2 KV refuses speculative decoding",
-            found=f"{pool.printed} for {pool.tokens} tokens",
+            found=str(pool.printed),
             hint="start without --speculative-algorithm",
         )
 
