@@ -1,3 +1,4 @@
+import random
 import stat
 import zipfile
 
@@ -111,3 +112,27 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     with pytest.raises(TargetError, match="exists"):
         unpack_wheel(make_wheel(tmp_path, SKELETON), tmp_path / "site")
     assert (tmp_path / "site/sglang/__init__.py").read_text() == "mine\n"
+
+
+def test_a_file_that_the_record_does_not_list_is_refused(tmp_path):
+    with pytest.raises(TargetError, match="does not list") as caught:
+        unpack_wheel(packed(tmp_path, [*good(), ("sitecustomize.py", b"evil")]), tmp_path / "site")
+    assert "sitecustomize.py" in caught.value.found
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_is_one_kind_of_error(tmp_path, seed):
+    chance = random.Random(seed)
+    sound = make_wheel(tmp_path, {**SKELETON, "sglang/a.py": "x = 1\n" * 50}).read_bytes()
+    for number in range(60):
+        data = bytearray(sound)
+        data[chance.randrange(len(data))] = chance.randrange(256)
+        wheel = tmp_path / f"{number}.whl"
+        wheel.write_bytes(bytes(data[: chance.randrange(len(data))] if number % 8 == 0 else data))
+        site = tmp_path / f"site{number}"
+        try:
+            unpack_wheel(wheel, site)
+        except TargetError:
+            continue
+        assert (site / "sglang/a.py").read_text() == "x = 1\n" * 50

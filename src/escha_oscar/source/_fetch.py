@@ -23,6 +23,7 @@ PULL_DEPTH = 200
 FILTERED = "escha-oscar-filtered"
 _OURS = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
 _QUIET = ("--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules")
+_BUNDLE_HINT = "the clone is another user's: let them make a bundle (git bundle create FILE --all) and name that file"
 _UNREACHABLE = ("unable to access", "not found", "does not appear to be a git repository", "Could not read from remote")
 
 
@@ -66,9 +67,11 @@ def fill(place: Path, remote: Remote, wanted: Wanted, progress: Progress) -> Non
         reasons.append(reason)
         if any(word in reason for word in _UNREACHABLE):
             break
+    found = "; ".join(dict.fromkeys(reasons))
+    foreign = "dubious ownership" in found
     raise SourceError(
         f"cannot fetch commit {wanted.commit}", path=remote.display, sought="the pinned commit and its files",
-        found="; ".join(dict.fromkeys(reasons)), hint=_git.BUNDLED_HINT,
+        found=found, hint=_BUNDLE_HINT if foreign else _git.BUNDLED_HINT,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ MAX_BYTES = 16 * 2**30
 MAX_FILES = 200_000
 _CHUNK = 2**20
 _ROOTS = ("purelib", "platlib")
+#: Files that no RECORD can hold the hash of.
+_UNLISTED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 def unpack_wheel(wheel: Path, dest: Path) -> Path:
@@ -46,18 +48,22 @@ class _Unpacking:
 
     def run(self) -> Path:
         """Check everything that can be checked first, then write."""
-        info = self._dist_info()
         self._check()
+        info = self._dist_info()
         raw = self.archive.read(f"{info}/RECORD")
         entries = record.parse(raw, name=f"{self.wheel}!{info}/RECORD")
         digests = {entry.path: entry.digest for entry in entries}
+        for member in self.members:
+            if member.filename not in digests and member.filename not in {f"{info}/{name}" for name in _UNLISTED}:
+                self._refuse("the wheel holds a file that its RECORD does not list", member)
         for member in self.members:
             self._write(member, digests)
         self._rewrite_record(info, entries)
         return self.dest / info
 
     def _dist_info(self) -> str:
-        names = {name.split("/", 1)[0] for name in self.archive.namelist() if name.endswith(".dist-info/RECORD")}
+        names = {m.filename.removesuffix("/RECORD") for m in self.members if m.filename.endswith(".dist-info/RECORD")}
+        names = {name for name in names if "/" not in name}
         if len(names) != 1:
             found = ", ".join(sorted(names)) or "none"
             raise TargetError("not a wheel", path=self.wheel, sought="one *.dist-info/RECORD", found=found)
