@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from escha_oscar.cli._options import SourceOptions, open_pull_request, pr_options
+from escha_oscar.cli._progress import progress_sink
 from escha_oscar.cli._render import Output, json_option, printable
 
 if TYPE_CHECKING:
@@ -25,23 +26,9 @@ def fetch(source: SourceOptions, as_json: bool) -> int:
     Exactly the pinned commit is fetched, without its history, and only the files of the mapping where the server can
     leave out the rest. Every object's id is recomputed. A second run finds the cache whole and fetches nothing.
     """
-    out = Output("fetch", as_json)
-    pull = open_pull_request(source, _Steps(out))
-    return out.emit(_record(pull), lambda console: _show(console, pull))
-
-
-class _Steps:
-    """Says each step once, on stderr."""
-
-    def __init__(self, out: Output) -> None:
-        self._out = out
-
-    def step(self, text: str) -> None:
-        """Print the step."""
-        self._out.say(text)
-
-    def advance(self, done: int, total: int | None = None) -> None:
-        """Print nothing: a fetch of this size is over in seconds."""
+    with progress_sink(quiet=as_json) as progress:
+        pull = open_pull_request(source, progress)
+    return Output("fetch", as_json).emit(_record(pull), lambda console: _show(console, pull))
 
 
 def _record(pull: PullRequest) -> dict[str, Any]:
