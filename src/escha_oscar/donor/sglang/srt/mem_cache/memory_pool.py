@@ -301,29 +301,32 @@ class MHATokenToKVPool:
 
 
 class HybridLinearKVPool:
-    def _int2_local_id(self, layer_id: int) -> int:
-        """Wait for a layer-wise load where the base has one, and translate a global layer id."""
+    def _int2_wait(self, layer_id: int):
+        """Wait for a layer-wise load, in trees that have one at this level."""
         wait = getattr(self, "_wait_for_layer", None)
         if wait is not None:
             wait(layer_id)
-        return self._transfer_full_attention_id(layer_id)
 
     def get_raw_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return packed K codes of a full-attention layer, uint8 ``[slots, kv_heads, D/4]``."""
-        return self.full_kv_pool.get_raw_key_buffer(self._int2_local_id(layer_id))
+        self._int2_wait(layer_id)
+        return self.full_kv_pool.get_raw_key_buffer(self._transfer_full_attention_id(layer_id))
 
     def get_raw_value_buffer(self, layer_id: int) -> torch.Tensor:
         """Return packed V codes of a full-attention layer, uint8 ``[slots, kv_heads, D/4]``."""
-        return self.full_kv_pool.get_raw_value_buffer(self._int2_local_id(layer_id))
+        self._int2_wait(layer_id)
+        return self.full_kv_pool.get_raw_value_buffer(self._transfer_full_attention_id(layer_id))
 
     def get_key_scales_zeros(self, layer_id: int) -> torch.Tensor:
         """Return scales and zeros of K of a full-attention layer, ``[slots, kv_heads, 2 * groups]``."""
-        return self.full_kv_pool.get_key_scales_zeros(self._int2_local_id(layer_id))
+        self._int2_wait(layer_id)
+        return self.full_kv_pool.get_key_scales_zeros(self._transfer_full_attention_id(layer_id))
 
     def get_value_scales_zeros(self, layer_id: int) -> torch.Tensor:
         """Return scales and zeros of V of a full-attention layer, ``[slots, kv_heads, 2 * groups]``."""
-        return self.full_kv_pool.get_value_scales_zeros(self._int2_local_id(layer_id))
+        self._int2_wait(layer_id)
+        return self.full_kv_pool.get_value_scales_zeros(self._transfer_full_attention_id(layer_id))
 
-    def get_oscar_rotation(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_oscar_rotation(self, layer_id: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return (R_k, R_v) of a full-attention layer, each ``[D, D]`` or ``[kv_heads, D, D]``."""
         return self.full_kv_pool.get_oscar_rotation(self._transfer_full_attention_id(layer_id))

@@ -1,0 +1,65 @@
+"""The main job: locate, plan, verify the plan, write it as one transaction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from escha_oscar.apply import AppliedSummary, apply_plan, pristine_tree
+from escha_oscar.errors import EschaOscarError
+from escha_oscar.model import Plan, Report, Target
+from escha_oscar.overlay import write_overlay
+from escha_oscar.plan import Options, Sources, build_plan
+from escha_oscar.progress import Progress
+from escha_oscar.tree import DiskTree, planned
+from escha_oscar.verify.static import check_tree
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an integration came to: ``applied`` is None after a dry run, an overlay or a failed verification."""
+
+    plan: Plan
+    report: Report
+    applied: AppliedSummary | None = None
+    overlay: Path | None = None
+
+
+def prepare(target: Target, sources: Sources, options: Options, progress: Progress) -> Outcome:
+    """Plan the integration from the target's pristine files and verify the plan in memory; writes nothing."""
+    tree = pristine_tree(target.site_packages)
+    plan = build_plan(target, tree, sources, options, progress, requirements(target))
+    progress.step("verifying the plan")
+    changed = [file.path for file in plan.files]
+    escha = target.distribution == "escha"
+    after = planned(plan, tree)
+    return Outcome(plan, check_tree(after, source_kind=plan.source.kind, changed=changed, base=tree, escha=escha))
+
+
+def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None) -> Outcome:
+    """Write a prepared integration, or a shadow tree at ``overlay``; does nothing where the report has errors."""
+    if not prepared.report.ok:
+        return prepared
+    plan = prepared.plan
+    if overlay is not None:
+        write_overlay(plan, plan.target.site_packages, overlay, progress)
+        return Outcome(plan, prepared.report, None, overlay)
+    applied = apply_plan(plan, verify=lambda root: _require_planned(plan, root), progress=progress)
+    return Outcome(plan, prepared.report, applied)
+
+
+def _require_planned(plan: Plan, site_packages: Path) -> None:
+    """Raise where the tree on disk is not, byte for byte, the plan that was verified in memory."""
+    disk = DiskTree(site_packages)
+    wrong = [file.path for file in plan.files if disk.read(file.path) != file.after]
+    if wrong:
+        raise EschaOscarError("a written file differs from the verified plan", path=str(site_packages / wrong[0]))
+
+
+def requirements(target: Target) -> frozenset[str]:
+    """Return the import names that the distribution's requirements most likely provide, from its METADATA."""
+    metadata = target.dist_info / "METADATA"
+    text = metadata.read_text(encoding="utf-8", errors="replace") if metadata.is_file() else ""
+    names = re.findall(r"^Requires-Dist:\s*([A-Za-z0-9._-]+)", text, flags=re.MULTILINE)
+    return frozenset(name.lower().replace("-", "_") for name in names)
