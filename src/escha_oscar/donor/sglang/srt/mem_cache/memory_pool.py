@@ -327,6 +327,6 @@ class HybridLinearKVPool:
         self._int2_wait(layer_id)
         return self.full_kv_pool.get_value_scales_zeros(self._transfer_full_attention_id(layer_id))
 
-    def get_oscar_rotation(self, layer_id: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    def get_oscar_rotation(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (R_k, R_v) of a full-attention layer, each ``[D, D]`` or ``[kv_heads, D, D]``."""
         return self.full_kv_pool.get_oscar_rotation(self._transfer_full_attention_id(layer_id))
