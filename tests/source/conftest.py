@@ -1,3 +1,6 @@
+import shutil
+from dataclasses import replace
+
 import pytest
 
 from escha_oscar.source.pull_request import PullRequest
@@ -17,10 +20,11 @@ def server(template):
 
 
 @pytest.fixture
-def own(tmp_path):
-    """A repository of one test's own, free to change."""
-    (tmp_path / "origin").mkdir()
-    return make_pull_repository(tmp_path / "origin/pr.git")
+def own(template, tmp_path):
+    """A copy of the template, free to change."""
+    path = tmp_path / "origin/pr.git"
+    shutil.copytree(template.path, path)
+    return replace(template, path=path)
 
 
 @pytest.fixture

@@ -168,6 +168,14 @@ def test_a_prefix_stays_in_the_repository(opened, prefix):
         opened(prefix=prefix)
 
 
+def test_absent_files_are_looked_up_once(opened, monkeypatch):
+    source = opened()
+    assert source.read("sglang/absent.py") is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert source.read("sglang/absent.py") is None
+    assert source.read("sglang/srt/layers/attention/triton_ops/decode_attention.py") is None
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../README.md", "sglang/../../README.md", "a\0b"])
 def test_a_path_stays_below_the_prefix(opened, path):
     with pytest.raises(SourceError):
@@ -252,10 +260,48 @@ def test_a_fetch_that_grows_too_large(opened, cache, monkeypatch):
 
 
 def test_git_is_missing(opened, monkeypatch, tmp_path):
+    opened()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SourceError, match="git is missing") as caught:
+    for offline in (False, True):
+        with pytest.raises(SourceError, match="git is missing") as caught:
+            opened(offline=offline)
+        assert "--source bundled" in caught.value.hint
+
+
+def test_a_pinned_commit_deep_below_the_pull_ref(own, own_server, cache, monkeypatch):
+    monkeypatch.setattr(_fetch, "PULL_DEPTH", 1)
+    own_server.version = 0
+    with pytest.raises(SourceError) as caught:
+        PullRequest.open(cache, repository=own_server.url("pr.git"), commit=own.pinned)
+    assert f"what arrived lacks {own.pinned}" in caught.value.found
+
+
+def test_a_bundle_without_the_commit(template, cache, tmp_path):
+    bundle = tmp_path / "main.bundle"
+    git(template.path, "bundle", "create", str(bundle), "refs/heads/main")
+    with pytest.raises(SourceError) as caught:
+        PullRequest.open(cache, repository=str(bundle), commit=template.pinned)
+    assert f"what arrived lacks {template.pinned}" in caught.value.found
+    bundle.write_bytes(bundle.read_bytes()[:-30])
+    with pytest.raises(SourceError):
+        PullRequest.open(cache, repository=str(bundle), commit=template.base, prefix="")
+
+
+def test_a_server_that_loses_a_file_after_the_first_fetch(own, own_server, cache):
+    configure(own, allowFilter=True)
+    source = PullRequest.open(cache, repository=own_server.url("pr.git"), commit=own.pinned)
+    own_server.answer = (404, {}, b"")
+    with pytest.raises(SourceError, match="cannot fetch a file") as caught:
+        source.read(OTHER)
+    assert "not found" in caught.value.found
+
+
+def test_a_clone_of_another_user_asks_for_a_bundle(opened, monkeypatch):
+    words = "fatal: detected dubious ownership in repository at 'x'; fatal: Could not read from remote repository."
+    monkeypatch.setattr(_fetch, "_try", lambda *_: words)
+    with pytest.raises(SourceError) as caught:
         opened()
-    assert "--source bundled" in caught.value.hint
+    assert "git bundle create" in caught.value.hint
 
 
 # the cache

@@ -281,6 +281,14 @@ def test_marks_of_an_editable_install(site, name):
     assert error.path == str(site / name)
 
 
+@pytest.mark.parametrize(
+    "name", ["__editable___sglang_router_0_1_finder.py", "__editable__.sglang_router-1.0.pth", "sglang-router.egg-link"]
+)
+def test_an_editable_install_of_something_else_is_fine(site, name):
+    (site / name).write_text("")
+    assert find(site).distribution == "escha"
+
+
 def test_a_pth_line_that_adds_another_tree(tmp_path, site):
     (site / "dev.pth").write_text(f"# comment\nimport os\n\n{checkout(tmp_path)}\n")
     error = refused(site)
@@ -409,3 +417,30 @@ def test_root_does_not_run_another_users_interpreter(tmp_path, site, monkeypatch
     owner = foreign(program, monkeypatch)
     error = refused(None, python=program)
     assert (error.path, error.found) == (str(program), owner)
+
+
+# unreadable metadata
+
+
+@pytest.mark.parametrize("name", ["METADATA", "direct_url.json"])
+def test_metadata_that_never_ends_is_not_read(site, name):
+    path = site / INFO / name
+    path.unlink(missing_ok=True)
+    with path.open("wb") as stream:
+        stream.truncate(5 * 2**20)
+    assert "too large" in refused(site).message
+
+
+def test_metadata_that_is_a_pipe_is_not_opened(site):
+    (site / INFO / "METADATA").unlink()
+    os.mkfifo(site / INFO / "METADATA")
+    assert refused(site).path == str(site / INFO / "METADATA")
+
+
+def test_metadata_that_is_missing(site):
+    (site / INFO / "METADATA").unlink()
+    assert refused(site).path == str(site / INFO / "METADATA")
+
+
+def test_a_name_too_long_for_the_system(tmp_path):
+    assert "cannot read" in refused(tmp_path / ("x" * 300)).message

@@ -109,7 +109,7 @@ def _complete(draft: Path, remote: Remote, wanted: Wanted, progress: Progress) -
     try:
         _, _, missing = _store.read_files(draft, wanted.commit, wanted.prefix, wanted.paths)
     except _store.MissingObjectError as error:
-        return f"{error.message}: {error.path}"
+        return f"what arrived lacks {error.path}"
     if not missing:
         return ""
     (draft / FILTERED).touch()

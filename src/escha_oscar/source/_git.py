@@ -11,12 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from escha_oscar.errors import SourceError
-
-if TYPE_CHECKING:
-    from git.cmd import Git
 
 BUNDLED_HINT = "use --source bundled, which needs neither git nor a network"
 _DROPPED = ("SSH_ASKPASS", "XDG_CONFIG_HOME")
@@ -84,28 +80,32 @@ def start(repository: Path, args: Sequence[str], *, protocol: str = "") -> Itera
     ``protocol`` is the one transport git may use; '' means none.
     """
     command = [*_environment(repository, protocol), "git", f"--git-dir={repository}", *_options(), *args]
-    wrapped = _interface(repository).execute(
-        command, istream=subprocess.PIPE, as_process=True, shell=False, start_new_session=True
-    )
-    process: subprocess.Popen[bytes] = wrapped.proc  # type: ignore[assignment]
+    process = _popen(repository, command)
     try:
         yield process
     finally:
         _end(process)
 
 
-def _interface(repository: Path) -> Git:
-    """Return GitPython's command interface; git's absence surfaces while GitPython is imported."""
+def _popen(repository: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start ``command`` through GitPython; git's absence can surface while GitPython is imported."""
     try:
-        if shutil.which("git") is None:
-            raise ImportError("no git on PATH")
+        for program in ("git", "env"):
+            if shutil.which(program) is None:
+                raise FileNotFoundError(f"no {program} on PATH")
         from git.cmd import Git
-    except ImportError as error:
+
+        wrapped = Git(repository.parent).execute(
+            command, istream=subprocess.PIPE, as_process=True, shell=False, start_new_session=True
+        )
+    except (ImportError, OSError) as error:
         raise SourceError(
             "git is missing", sought="a git executable", found=str(error).strip().split("\n")[0],
             hint=f"install git, or {BUNDLED_HINT}",
         ) from error  # fmt: skip
-    return Git(repository.parent)
+    process: subprocess.Popen[bytes] = wrapped.proc  # type: ignore[assignment]
+    wrapped.proc = None  # ours to end: the wrapper would end it as soon as it goes out of scope
+    return process
 
 
 def _environment(repository: Path, protocol: str) -> list[str]:

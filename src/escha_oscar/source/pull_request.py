@@ -33,7 +33,7 @@ class PullRequest:
     filtered: bool
     _remote: Remote = field(repr=False)
     _offline: bool = field(repr=False)
-    _contents: dict[str, bytes] = field(repr=False)
+    _contents: dict[str, bytes | None] = field(repr=False)
     _progress: Progress = field(repr=False)
 
     @classmethod
@@ -61,9 +61,10 @@ class PullRequest:
         cached = _cached(place, wanted)
         found = cached if isinstance(cached, _Files) else _filled(place, remote, wanted, offline, cached, sink)
         _require_files(found, remote, wanted)
+        contents = {**dict.fromkeys(wanted.paths), **found.contents}
         return cls(
             _source_id(remote, commit, pull_request), place, wanted.prefix, found.blobs, found is not cached,
-            (place / _fetch.FILTERED).exists(), remote, offline, found.contents, sink,
+            (place / _fetch.FILTERED).exists(), remote, offline, contents, sink,
         )  # fmt: skip
 
     def read(self, path: str) -> bytes | None:
@@ -78,10 +79,8 @@ class PullRequest:
             checked(path)
         except TargetError as error:
             raise SourceError(error.message, path=error.path, sought=error.sought) from error
-        data = self._from_store(path)
-        if data is not None:
-            self._contents[path] = data
-        return data
+        self._contents[path] = self._from_store(path)
+        return self._contents[path]
 
     def _from_store(self, path: str) -> bytes | None:
         contents, _, missing = self._lookup(path)
@@ -130,7 +129,7 @@ def _filled(
 ) -> _Files:
     """Fetch the store at ``place`` and return what it holds; offline, raise ``cached`` with the command that helps."""
     if offline:
-        cached.hint = _FETCH_HINT
+        cached.hint = cached.hint or _FETCH_HINT
         raise cached
     with _cache.filling(place.parent, progress):
         again = _cached(place, wanted)

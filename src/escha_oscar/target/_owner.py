@@ -19,6 +19,7 @@ from escha_oscar.mapping import FAMILIES
 from escha_oscar.target._search import PACKAGE, offers, pth_entries
 
 _NAMES = {canonicalize_name(family.distribution) for family in FAMILIES}
+_EDITABLE = re.compile(rf"(__editable__[._]+)?({'|'.join(sorted(_NAMES))})([-_]\d|\.egg-link$)")
 _MAX_METADATA = 4 * 2**20
 _MAX_RECORD = 256 * 2**20
 _REINSTALL = "reinstall the wheel: pip install --force-reinstall --no-deps WHEEL"
@@ -120,10 +121,9 @@ def _refuse_editable(root: Path, infos: Sequence[Path]) -> None:
         checkout = _editable_checkout(info) if _guessed_name(info) in _NAMES else None
         if checkout is not None:
             _editable(info / "direct_url.json", checkout)
-    for name in _NAMES:
-        for pattern in (f"__editable__*{name}*", f"{name}.egg-link"):
-            for path in sorted(root.glob(pattern)):
-                _editable(path, "a source checkout")
+    for path in sorted([*root.glob("__editable__*"), *root.glob("*.egg-link")]):
+        if _EDITABLE.match(path.name):
+            _editable(path, "a source checkout")
     for pth, entry in pth_entries(root):
         if offers(entry) is not None and not entry.samefile(root):
             _editable(pth, str(entry))
