@@ -122,6 +122,8 @@ def test_unknown_layer_word_is_refused_by_name(tmp_path: Path) -> None:
         pytest.param(PLAIN, {"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide", id="heads"),
         pytest.param(PLAIN, {"hidden_size": 513}, "hidden_size: head_dim is absent and 513 / 8", id="no head size"),
         pytest.param(PLAIN, {"head_dim": 0}, "head_dim: is out of range", id="head size zero"),
+        pytest.param(PLAIN, {"model_type": "x\nrm -rf"}, "model_type: is no plain name", id="name with a newline"),
+        pytest.param(PLAIN, {"model_type": 3}, "model_type: has the wrong type", id="name of a number"),
         pytest.param(PLAIN, {"text_config": 3}, "text_config: has the wrong type", id="text part is no object"),
         pytest.param(DENSE, {"full_attention_interval": 2}, "disagrees with layer_types on layer 1", id="disagree"),
         pytest.param(MOE, {"head_dim": "256"}, "text_config.head_dim: has the wrong type", id="nested path"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from escha_oscar._layer_kinds import MAX_LAYERS, LayerKinds, layer_kinds
 MAX_HEADS = 65536
 MAX_HEAD_DIM = 8192
 _MAX_INT = 1 << 40
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 #: Where multimodal checkpoints keep the language model; the first that is present wins.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -125,10 +127,9 @@ def read_model_config(path: Path) -> ModelConfig:
     kinds = layer_kinds(config)
     heads = config.integer("num_attention_heads", 1, MAX_HEADS)
     full, sliding, derived = _head_shapes(config, heads, bool(kinds.sliding))
-    outer_type = document.root.get("model_type")
     return ModelConfig(
         path=document.path,
-        model_type=outer_type if isinstance(outer_type, str) else config.text("model_type") or "unknown",
+        model_type=_model_type(Section(document, document.root, ())) or _model_type(config) or "unknown",
         num_layers=kinds.num_layers,
         num_attention_heads=heads,
         full=full,
@@ -144,6 +145,14 @@ def read_model_config(path: Path) -> ModelConfig:
         max_context=config.optional("max_position_embeddings", 1, _MAX_INT),
         linear=_linear_state(config, kinds),
     )
+
+
+def _model_type(config: Section) -> str | None:
+    """Return the name; it ends up in comments of shell scripts, so nothing but a plain word will do."""
+    name = config.text("model_type")
+    if name is not None and not _NAME.fullmatch(name):
+        raise config.error("model_type", "is no plain name", sought="letters, digits, _ . -", found=repr(name)[:80])
+    return name
 
 
 def _text_section(config: Section) -> Section:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def test_a_config_gives_two_files_and_two_export_lines(run: Any, tmp_path: Path)
     state = torch.load(out_dir / "k_rotation_hadamard_hd256.pt", weights_only=True)
     assert list(state["layers"]) == list(range(40))
     assert torch.equal(state["layers"][39]["rotation"], hadamard_matrix(256))
+
+
+def test_output_stays_a_shell_script_whatever_the_folder_is_called(run: Any, tmp_path: Path) -> None:
+    code, out, _ = run("--head-dim", 4, "--num-layers", 1, "--out-dir", tmp_path / "a\nexit 9")
+    script = f'{out}\ntest -f "$SGLANG_OSCAR_K_ROTATION_PATH" && test -f "$SGLANG_OSCAR_V_ROTATION_PATH"'
+    assert code == 0
+    assert subprocess.run(["bash", "-euc", script], check=False).returncode == 0
 
 
 def test_json_describes_the_files(run: Any, tmp_path: Path) -> None:

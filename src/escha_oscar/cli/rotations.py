@@ -172,7 +172,8 @@ def _written_text(console: Console, summary: list[str], written: list[_Written])
     for entry in summary:
         line(console, f"# {entry}")
     for file in written:
-        line(console, f"# wrote {file.path} ({file.bytes} bytes, sha256 {file.sha256[:16]})")
+        shown = file.path.replace("\n", "\\n")  # a comment must not end early: the output is meant for a shell
+        line(console, f"# wrote {shown} ({file.bytes} bytes, sha256 {file.sha256[:16]})")
     for file in written:
         line(console, f"export {file.variable}={shlex.quote(file.path)}")
 
