@@ -15,10 +15,15 @@ from tests.support.pull_request import FILES, OTHER, make_pull_repository
 ENVIRON = "sglang/srt/environ.py"
 
 
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    return make_pull_repository(tmp_path_factory.mktemp("origin") / "pr.git")
+
+
 @pytest.fixture
-def pull(tmp_path, monkeypatch):
+def pull(origin, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    return make_pull_repository(tmp_path / "pr.git")
+    return origin
 
 
 def arguments(pull):
