@@ -126,7 +126,7 @@ def test_shared_layers_and_derived_sizes_are_mentioned(run: Any, tmp_path: Path)
         pytest.param(("--head-dim", 96, "--num-layers", 1), "K head size 96 is not a power of two", id="96"),
         pytest.param(("--head-dim", 7, "--num-layers", 1), "K no Hadamard matrix of size 7", id="7"),
         pytest.param(("--head-dim", 8192, "--num-layers", 1), "no Hadamard matrix of size 8192", id="8192"),
-        pytest.param(("--head-dim", 4096, "--num-layers", 200), "would be 13421772800 bytes", id="too much"),
+        pytest.param(("--head-dim", 1024, "--num-layers", 4096), "would be 17179869184 bytes", id="too much"),
         pytest.param(("--config", "c", "--head-dim", 64), "--config already states", id="both"),
         pytest.param(("file.pt",), "files are read with --inspect", id="file without inspect"),
         pytest.param(("--inspect",), "files are read with --inspect", id="inspect without file"),

@@ -74,6 +74,7 @@ def test_identity_passes_with_a_warning() -> None:
         pytest.param([turned(64, 1), turned(64, 2)], "calibrated", id="per layer"),
         pytest.param([torch.stack([turned(64, 1), turned(64, 2)])] * 2, "calibrated", id="per head"),
         pytest.param([turned(64, 1), turned(32, 1)], "calibrated", id="two sizes"),
+        pytest.param([turned(64, 1), turned(64, 1).double()], "calibrated", id="two dtypes"),
     ],
 )
 def test_kinds(matrices: list[torch.Tensor], kind: str) -> None:

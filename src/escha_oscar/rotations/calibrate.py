@@ -11,7 +11,7 @@ from escha_oscar.budget import scale_groups
 from escha_oscar.errors import MissingExtraError, UsageError
 from escha_oscar.progress import NoProgress, Progress
 from escha_oscar.rotations._torch import torch_module
-from escha_oscar.rotations.files import load_tensors
+from escha_oscar.rotations.files import is_dense_float, load_tensors
 from escha_oscar.rotations.hadamard import hadamard_matrix
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _read_chunk(folder: Path, chunk_id: int) -> _Chunk:
     for part in ("q", "k", "v"):
         path = folder / part / f"{chunk_id}.pt"
         tensor = load_tensors(path)
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 3 or not tensor.is_floating_point():
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 3 or not is_dense_float(tensor):
             found = (
                 f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             )

@@ -164,7 +164,7 @@ def _matrix(path: Path, layer: int, entry: object) -> Tensor:
     matrix = entry.get("rotation") if isinstance(entry, dict) else None
     if not isinstance(matrix, torch.Tensor):
         raise RotationFileError(f"layer {layer} has no rotation tensor", path=str(path))
-    if not matrix.is_floating_point() or matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+    if not is_dense_float(matrix) or matrix.dim() not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
         found = f"{matrix.dtype} {list(matrix.shape)}"
         sought = "floating [D, D] or [kv_heads, D, D]"
         raise RotationFileError(f"layer {layer} is no rotation", path=str(path), sought=sought, found=found)
@@ -173,5 +173,12 @@ def _matrix(path: Path, layer: int, entry: object) -> Tensor:
     return matrix
 
 
+def is_dense_float(tensor: Tensor) -> bool:
+    """True for plain fp16, bf16, fp32 and fp64 tensors; a file may hold sparse, meta and 8-bit ones as well."""
+    torch = torch_module()
+    known = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return tensor.dtype in known and tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+    return one.shape == other.shape and one.dtype == other.dtype and bool((one == other).all())

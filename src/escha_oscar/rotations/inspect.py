@@ -61,7 +61,7 @@ class Inspection:
 
 def inspect_rotation(file: RotationFile, model: ModelConfig | None = None, role: Role | None = None) -> Inspection:
     """Judge a loaded file, alone or against a model; ``role`` says which head size counts where K and V differ."""
-    errors = {layer: orthogonality_error(matrix) for layer, matrix in file.layers.items()}
+    errors = _orthogonality(file.layers)
     matrices = tuple(file.layers.values())
     kind = _kind(matrices)
     findings = [*_numeric_findings(file, errors, kind)]
@@ -82,11 +82,23 @@ def inspect_rotation(file: RotationFile, model: ModelConfig | None = None, role:
     )
 
 
+def _orthogonality(layers: Mapping[int, Tensor]) -> dict[int, float]:
+    """Measure each layer; a matrix equal to the one before it is not measured again."""
+    torch = torch_module()
+    errors: dict[int, float] = {}
+    before: tuple[Tensor, float] | None = None
+    for layer, matrix in layers.items():
+        known = before is not None and before[0].dtype == matrix.dtype and torch.equal(before[0], matrix)
+        error = before[1] if before is not None and known else orthogonality_error(matrix)
+        errors[layer], before = error, (matrix, error)
+    return errors
+
+
 def _kind(matrices: Sequence[Tensor]) -> str:
     torch = torch_module()
     planes = [plane for matrix in matrices for plane in matrix.reshape(-1, *matrix.shape[-2:])]
     first = planes[0]
-    if any(plane.shape != first.shape or not torch.equal(plane, first) for plane in planes[1:]):
+    if any(plane.dtype != first.dtype or not torch.equal(plane, first) for plane in planes[1:]):
         return "calibrated"
     dim = first.shape[-1]
     if torch.equal(first.float(), torch.eye(dim)):
