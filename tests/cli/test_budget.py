@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,15 @@ def test_a_broken_config_names_file_and_line(run: Any, tmp_path: Path) -> None:
     code, out, err = run("--config", path, "--json")
     error = json.loads(out)["error"]
     assert (code, err, error["path"], error["line"]) == (2, "", str(path), 2)
+
+
+@pytest.mark.parametrize("command", [("budget", "--tp", "2"), ("recipe", "--tp", "2", "--vram", "12GB")])
+def test_no_torch_is_needed(tmp_path: Path, command: tuple[str, ...]) -> None:
+    arguments = [*command, "--config", str(write_config(tmp_path, MOE)), "--json"]
+    program = (
+        "import sys; from escha_oscar.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or bool({'torch', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["ok"]
