@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import stat
@@ -304,6 +305,22 @@ def test_a_clone_of_another_user_asks_for_a_bundle(opened, monkeypatch):
     assert "git bundle create" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "script",
+    ["exit 1", "echo error: unknown option filter >&2; exit 129", "kill -9 $$", "echo junk; exit 0"],
+    ids=["fails in silence", "too old", "is killed", "babbles"],
+)
+def test_a_git_that_does_not_work(opened, cache, tmp_path, monkeypatch, script):
+    program = tmp_path / "bin/git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo git version 2.0.0; exit 0;; esac\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(SourceError):
+        opened()
+    assert everything(cache) == []
+
+
 # the cache
 
 
@@ -317,6 +334,18 @@ def test_a_cache_that_cannot_be_made(template, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match="source cache"):
         PullRequest.open(tmp_path / "file", repository=str(template.path), commit=template.pinned)
+
+
+@pytest.mark.parametrize("name", ["mkdtemp", "rename"])
+def test_a_disk_that_fails_is_one_error(opened, cache, monkeypatch, name):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/place")
+
+    monkeypatch.setattr(*((_fetch.tempfile, name) if name == "mkdtemp" else (Path, name)), full)
+    with pytest.raises(SourceError, match="No space left") as caught:
+        opened()
+    assert caught.value.path == "/the/place"
+    assert everything(cache) == []
 
 
 def test_a_cache_of_another_user(opened, cache, monkeypatch):

@@ -14,6 +14,7 @@ from escha_oscar.source._objects import is_object_id
 from escha_oscar.source._remote import Remote, parse_remote
 from escha_oscar.tree import checked
 
+_CACHE_HINT = "set XDG_CACHE_HOME to a folder with room that you can write to"
 _FETCH_HINT = "escha-oscar fetch"
 
 
@@ -131,11 +132,15 @@ def _filled(
     if offline:
         cached.hint = cached.hint or _FETCH_HINT
         raise cached
-    with _cache.filling(place.parent, progress):
-        again = _cached(place, wanted)
-        if isinstance(again, SourceError):
-            _fetch.fill(place, remote, wanted, progress)
+    try:
+        with _cache.filling(place.parent, progress):
             again = _cached(place, wanted)
+            if isinstance(again, SourceError):
+                _fetch.fill(place, remote, wanted, progress)
+                again = _cached(place, wanted)
+    except OSError as error:
+        why = f"cannot fill the source cache: {error.strerror or error}"
+        raise SourceError(why, path=str(error.filename or place), hint=_CACHE_HINT) from error
     if isinstance(again, SourceError):
         raise again
     return again
