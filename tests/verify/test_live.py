@@ -178,7 +178,8 @@ def broken(moe: ModelConfig) -> dict[str, tuple[dict[str, Any], str]]:
 
 NAMES = (
     "another dtype", "another group", "the size of fp16", "no size", "too few tokens", "a small pool",
-    "a failing completion", "a trickling answer", "an empty completion", "a slow completion", "a stuck completion", "no JSON", "a list", "an error", "a redirect",
+    "a failing completion", "a trickling answer", "an empty completion", "a slow completion", "a stuck completion",
+    "no JSON", "a list", "an error", "a redirect",
     "a slow answer", "an endless answer", "deep nesting",
 )  # fmt: skip
 

@@ -41,6 +41,25 @@ def _open(level: Level, *rows: tuple[str, str]) -> tuple[Code, ...]:
     return tuple(Code(name, level, _WARNING, meaning, cannot_tell=True) for name, meaning in rows)
 
 
+_FILES = (
+    *_codes(
+        Level.FILES,
+        ("not-merged-yet", _ERROR, "Every mapped file has the bytes that the wheel's RECORD lists."),
+        ("not-merged-any-more", _ERROR, "The wheel was installed anew since the integration."),
+        ("file-edited", _ERROR, "A file of the integration was changed by somebody else."),
+        ("file-restored", _ERROR, "A file of the integration has its original bytes again."),
+        ("file-gone", _ERROR, "A file of the integration was deleted."),
+        ("interrupted", _ERROR, "A run was cut off and has to be resolved first."),
+        ("record-damaged", _ERROR, "The integration's record is damaged."),
+        ("no-record", _INFO, "A merge by hand or by another tool: no hashes are recorded."),
+        ("shadowed", _ERROR, "Another sglang comes first on the import path."),
+        ("two-owners", _ERROR, "Two distributions own sglang/, so either can undo the other."),
+        ("owner-unclear", _WARNING, "No installed distribution owns sglang/: a reinstall would not be noticed."),
+        ("leftover", _WARNING, "A file of an older integration or patch run lies about."),
+    ),
+    *_open(Level.FILES, ("running", "Another process is changing the environment right now.")),
+)
+
 _STATIC = _codes(
     Level.STATIC,
     ("not-merged", _ERROR, "None of the mapped symbols is there: the tree is a stock one."),
@@ -68,6 +87,37 @@ _STATIC = _codes(
     ("pool-arguments", _ERROR, "A pool construction that can be int2 is not given the group size."),
     ("packed-head-dim", _ERROR, "v_head_dim is read from the width of a packed buffer (a quarter of the head)."),
     ("escha-registration", _ERROR, "The escha entries of the quantization registry are gone."),
+)
+
+_IMPORTS = (
+    *_codes(
+        Level.IMPORTS,
+        ("imports-ok", _INFO, "The merge imports and its environment configures it."),
+        ("imports-incomplete", _ERROR, "ImportError inside sglang: something of the merge is missing."),
+        ("imports-broken", _ERROR, "Importing the merge raises something else."),
+        ("imports-elsewhere", _ERROR, "The interpreter imports another sglang than the one that is verified."),
+        ("not-configured", _WARNING, "Merged, but the rotation variables are unset; an error with --configured."),
+        ("misconfigured", _ERROR, "One rotation variable is unset, or a variable has an unusable value."),
+        ("rotation-file", _ERROR, "A rotation file is absent, unreadable, of another head size, or lacks a layer."),
+    ),
+    *_open(
+        Level.IMPORTS,
+        ("imports-cannot-tell", "No driver, a missing dependency, or no answer: the merge itself is not judged."),
+    ),
+)
+
+_NUMERICS = (
+    *_codes(
+        Level.NUMERICS,
+        ("numerics-ok", _INFO, "Store, dequantise, decode and extend agree with torch, head by head."),
+        ("numerics-wrong", _ERROR, "A kernel's result differs from torch; the heads are named."),
+        ("numerics-failed", _ERROR, "A kernel raised."),
+    ),
+    *_open(
+        Level.NUMERICS,
+        ("numerics-no-kernels", "The tree has no placed kernel package to run by itself."),
+        ("numerics-cannot-tell", "No torch, no triton, or no answer from the interpreter."),
+    ),
 )
 
 _LOG = _codes(
@@ -108,7 +158,7 @@ _LIVE = _codes(
     ("live-cannot-compare", "The server or the command line does not say enough to judge the pool's size."),
 )
 
-CODES: dict[str, Code] = {code.name: code for code in (*_STATIC, *_LOG, *_LIVE)}
+CODES: dict[str, Code] = {code.name: code for code in (*_FILES, *_STATIC, *_IMPORTS, *_NUMERICS, *_LOG, *_LIVE)}
 
 
 def finding(
