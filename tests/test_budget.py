@@ -83,6 +83,11 @@ def test_both_printed_figures_belong_to_one_pool_a_little_above_the_context(moe:
     assert (prints[0], prints[-1], len(prints)) == (263717, 264765, 1049)
 
 
+def test_codes_of_the_smaller_pool_are_the_other_reading_of_the_int2_figure(moe: ModelConfig) -> None:
+    codes = budget.token_bytes(moe, 2, INT2_32).codes
+    assert (f"{303751 * codes / GB:.2f}", f"{262144 * codes / GB:.2f}") == ("0.39", "0.34")
+
+
 @pytest.mark.parametrize(
     ("cache", "expected"),
     [

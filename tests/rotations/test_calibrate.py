@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from escha_oscar.errors import UsageError
+from escha_oscar.errors import MissingExtraError, UsageError
 from escha_oscar.rotations import hadamard_matrix
 from escha_oscar.rotations.calibrate import LayerFit, bit_reversal, calibrate, mean_errors
 from escha_oscar.rotations.hadamard import orthogonality_error
@@ -231,6 +232,14 @@ def test_chunks_of_different_shapes_are_refused(tmp_path: Path) -> None:
     q, k, v = drawn(17)
     dump(tmp_path, 0, {1: (q, k, v), 2: (q[:, :2], k[:, :1], v[:, :1])})
     with pytest.raises(UsageError, match="chunks of different shapes"):
+        calibrate(tmp_path)
+
+
+def test_a_reference_that_cannot_be_imported_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump(tmp_path, 0, {1: drawn(19)})
+    monkeypatch.delattr("escha_oscar.kernels.reference", raising=False)
+    monkeypatch.setitem(sys.modules, "escha_oscar.kernels.reference", None)
+    with pytest.raises(MissingExtraError, match="the INT2 reference cannot be imported"):
         calibrate(tmp_path)
 
 
