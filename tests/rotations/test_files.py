@@ -106,6 +106,13 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path / "file" / "k.pt")
 
 
+def test_a_folder_in_the_way_of_the_second_file_stops_the_first(tmp_path: Path) -> None:
+    (tmp_path / "v.pt").mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        write_rotation_files({tmp_path / name: (layers(), "hadamard") for name in ("k.pt", "v.pt")})
+    assert [path.name for path in tmp_path.iterdir()] == ["v.pt"]
+
+
 def test_too_much_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(UsageError, match="would be 1024 bytes"):

@@ -195,13 +195,15 @@ def _value_covariance(folder: Path, query: Tensor) -> Tensor:
 
 
 def _rotations(covariance: Tensor, per_head: bool) -> Tensor:
-    """Compose R H P from covariances ``[kv_heads, D, D]``; shared heads are averaged first. Float32."""
+    """Compose R H P from covariances ``[kv_heads, D, D]``; shared heads are averaged first. Float32.
+
+    R holds the eigenvectors by ascending eigenvalue, P puts the columns into bit-reversed order.
+    """
     torch = torch_module()
     source = covariance if per_head else covariance.mean(0, keepdim=True)
     dim = source.shape[-1]
     _, vectors = torch.linalg.eigh((source + source.transpose(-1, -2)) / 2)
-    ordered = _signed(vectors.flip(-1))  # eigh is ascending
-    composed = (ordered @ hadamard_matrix(dim).double())[..., bit_reversal(dim)]
+    composed = (_signed(vectors) @ hadamard_matrix(dim).double())[..., bit_reversal(dim)]
     left, _, right = torch.linalg.svd(composed)  # the nearest orthogonal matrix
     matrices: Tensor = (left @ right).float()
     return matrices if per_head else matrices[0]

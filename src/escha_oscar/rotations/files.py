@@ -51,6 +51,8 @@ def write_rotation_files(files: Mapping[Path, tuple[Mapping[int, Tensor], str]])
         size = sum(matrix.numel() * 4 for matrix in layers.values())
         if size > MAX_BYTES:
             raise UsageError(f"would be {size} bytes", path=str(path), sought=f"at most {MAX_BYTES}")
+        if path.is_dir():
+            raise UsageError("is a directory", path=str(path), sought="a place for a file")
     with contextlib.ExitStack() as stack:
         staged = {}
         for path, (layers, objective) in files.items():
