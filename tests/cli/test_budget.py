@@ -88,6 +88,7 @@ def test_text_says_what_the_fit_was_made_of(run: Any, tmp_path: Path) -> None:
     assert code == 0
     per_token = 4 * 2 * (2 * 16 + 2 * 8)
     assert f"Fits: {2**28 // per_token} tokens in 1.00 GiB x 0.5 - 0.25 GiB weights - 0.00 GiB recurrent state" in out
+    assert "warning: the fit is an upper bound" in out
 
 
 def test_weights_are_measured_beside_the_config(run: Any, tmp_path: Path) -> None:

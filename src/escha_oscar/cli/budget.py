@@ -171,6 +171,10 @@ def _mamba(model: ModelConfig, request: Request, slot: int | None, fit: Fit | No
 
 def _warnings(model: ModelConfig, request: Request, mamba: Mamba | None, tokens: int) -> tuple[str, ...]:
     found = []
+    if request.memory is not None:
+        found.append(
+            "the fit is an upper bound: CUDA context, communication buffers and the loader's leftovers count too"
+        )
     if model.kv_shared_layers:
         found.append(f"{model.kv_shared_layers} KV-shared layers are counted as if each held its own KV")
     if model.mtp_layers:
