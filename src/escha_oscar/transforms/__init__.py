@@ -11,6 +11,8 @@ from escha_oscar.transforms import (
     memory_pool,
     model_runner,
     pool_configurator,
+    schedule_policy,
+    scheduler,
     server_args,
     triton_backend,
 )
@@ -24,6 +26,8 @@ TRANSFORMS: tuple[ModuleType, ...] = (
     memory_pool,
     triton_backend,
     decode_attention,
+    schedule_policy,
+    scheduler,
     environ,
 )
 
