@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ RELEASES = ("0.5.9", "0.5.15")
 BASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13", "0.5.15")
 BUILD_TIMEOUT_S = 900
 PROGRAM_TIMEOUT_S = 600
+KEPT_TREES = 3
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def merged(release: str) -> Rig:
     wheel = stock_wheel(release)
     inputs = [wheel, *sorted(path for path in SOURCE.rglob("*.py") if path.is_file())]
     tree = _cached("trees", f"merged-{release}", inputs, lambda place: _integrate(wheel, place))
+    _prune(tree.parent.glob(f"merged-{release}-*"))
     return Rig(release, tree, _deps(release))
 
 
@@ -166,6 +168,12 @@ def _cached(kind: str, name: str, inputs: list[Path], build: Callable[[Path], No
             if not final.is_dir():  # else another run has just built the same
                 raise
     return final
+
+
+def _prune(trees: Iterable[Path]) -> None:
+    """Keep the newest few trees of one release: every change of the tool makes another."""
+    for old in sorted(trees, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_TREES:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _cache_root() -> Path:
