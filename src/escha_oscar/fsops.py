@@ -191,12 +191,19 @@ class Root:
         with self.parent(path) as (folder, name):
             above = os.fstat(folder)
             os.mkdir(name, 0o700, dir_fd=folder)
-            inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             try:
-                like = Image(Kind.FILE, uid=above.st_uid, gid=above.st_gid)
-                _dress(inner, replace(like, mode=stat.S_IMODE(above.st_mode) if mode is None else mode), times=False)
-            finally:
-                os.close(inner)
+                self._dress_folder(folder, name, above, mode)
+            except OSError:
+                os.rmdir(name, dir_fd=folder)
+                raise
+
+    def _dress_folder(self, folder: int, name: str, above: os.stat_result, mode: int | None) -> None:
+        inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            wanted = stat.S_IMODE(above.st_mode) if mode is None else mode
+            _dress(inner, Image(Kind.FILE, mode=wanted, uid=above.st_uid, gid=above.st_gid))
+        finally:
+            os.close(inner)
 
     def remove_folder(self, path: str) -> bool:
         """Remove an empty directory; return False where it is not empty, True where it is gone."""
@@ -319,7 +326,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _dress(descriptor: int, like: Image, *, times: bool = True) -> None:
+def _dress(descriptor: int, like: Image) -> None:
     """Set owner, permission bits and time on an open file; the owner only where it differs and we may."""
     now = os.fstat(descriptor)
     wanted = (now.st_uid if like.uid < 0 else like.uid, now.st_gid if like.gid < 0 else like.gid)
@@ -327,7 +334,7 @@ def _dress(descriptor: int, like: Image, *, times: bool = True) -> None:
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, *wanted)
     os.fchmod(descriptor, like.mode)
-    if times and like.mtime_ns:
+    if like.mtime_ns:
         os.utime(descriptor, ns=(like.mtime_ns, like.mtime_ns))
 
 

@@ -76,14 +76,14 @@ def read_status(site_packages: Path) -> Status:
     running = lock.holder(root)
     unfinished = _unfinished(root)
     known = state.load(root)
-    if unfinished and running:
-        return _status(Condition.RUNNING, root, known, (), f"{unfinished} in progress, {running}")
-    if unfinished:
-        return _status(Condition.INTERRUPTED, root, known, (), f"{unfinished} was interrupted")
+    if unfinished and not unfinished.committed:
+        condition = Condition.RUNNING if running else Condition.INTERRUPTED
+        return _status(condition, root, known, (), f"{unfinished.operation}, {running or 'cut off'}")
+    detail = f"the last clean-up of a finished {unfinished.operation} is left to the next command" if unfinished else ""
     if known is None:
-        return _status(Condition.PRISTINE, root, None, (), "")
+        return _status(Condition.PRISTINE, root, None, (), detail)
     files = tuple(FileStatus(entry.path, condition_of(entry, root.image(entry.path))) for entry in known.files)
-    return _status(classify(known, files), root, known, files, "")
+    return _status(classify(known, files), root, known, files, detail)
 
 
 def classify(known: State, files: tuple[FileStatus, ...]) -> Condition:
@@ -109,8 +109,15 @@ def condition_of(entry: FileEntry, now: Image) -> FileCondition:
     return FileCondition.MISSING if now.kind is Kind.ABSENT else FileCondition.EDITED
 
 
-def _unfinished(root: Root) -> str | None:
-    """Return the name of an operation that began and was not committed, or None."""
+@dataclass(frozen=True)
+class _Unfinished:
+    """A journal on disk: which operation began, and whether it was committed."""
+
+    operation: str
+    committed: bool
+
+
+def _unfinished(root: Root) -> _Unfinished | None:
     try:
         data = root.read_private(journal.JOURNAL_FILE)
     except PermissionError:
@@ -120,9 +127,8 @@ def _unfinished(root: Root) -> str | None:
     try:
         begun = journal.decode(data)
     except RecoveryError:
-        return "an operation with a damaged journal"
-    committed = root.image(journal.STATE_FILE).same_content(begun.commit.after)
-    return None if committed else begun.operation
+        return _Unfinished("an operation with a damaged journal", committed=False)
+    return _Unfinished(begun.operation, root.image(journal.STATE_FILE).same_content(begun.commit.after))
 
 
 def _status(

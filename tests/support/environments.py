@@ -22,7 +22,10 @@ SHARED = "sglang/srt/layers/shared.py"
 ADDED = "sglang/QuantKernel/__init__.py"
 PLACED = "sglang/srt/layers/attention/oscar_int2/store.py"
 
+CACHE = "sglang/srt/__pycache__/environ.cpython-311.opt-1.pyc"
+
 FILES: dict[str, str | bytes] = {
+    CACHE: b"compiled from the stock file",
     "sglang/__init__.py": "VERSION = 'fork'\n",
     "sglang/srt/__init__.py": "",
     ENVIRON: "FIELDS = ['a']\n",
@@ -59,7 +62,7 @@ def make_environment(folder: Path, *, venv: bool = False) -> Path:
     cache.mkdir()
     (cache / "linked.py").write_bytes((site / LINKED).read_bytes())
     (site / LINKED).unlink()
-    (site / LINKED).symlink_to(cache / "linked.py")
+    (site / LINKED).symlink_to(os.path.relpath(cache / "linked.py", (site / LINKED).parent))
     os.link(site / SHARED, cache / "shared.py")
     (site / POOL).chmod(0o755)
     return site
