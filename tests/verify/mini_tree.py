@@ -130,10 +130,13 @@ from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPoo
 class ModelRunnerKVCacheMixin:
     def get_cell_size_per_token(self, num_layers):
         if self.kv_cache_dtype == "int2":
-            scale_bytes = 8 * self.groups
-            return num_layers * self.heads * (self.head_dim // 2 + 2 * scale_bytes)
+            return self._int2_cell_size(num_layers)
         kv_size = torch._utils._element_size(self.kv_cache_dtype)
         return num_layers * self.heads * 2 * self.head_dim * kv_size
+
+    def _int2_cell_size(self, num_layers):
+        scale_bytes = 8 * self.groups
+        return num_layers * self.heads * (self.head_dim // 2 + 2 * scale_bytes)
 
     def _int2_pool_kwargs(self):
         if self.kv_cache_dtype != "int2":
@@ -540,6 +543,7 @@ def merged_by_hand() -> dict[str, str]:
     tree["sglang/QuantKernel/oscar_rotation_clip_int2_kv.py"] += CLIP_INTERNALS
     tree["sglang/srt/layers/attention/triton_ops/decode_attention.py"] += DECODE_INTERNALS
     renamed = {"_configure_int2_kv_cache": "_use_packed_kv", "_int2_pool_kwargs": "_quant_group_arguments",
+        "_int2_cell_size": "_packed_cell_size",
                "_set_int2_kv_buffer": "_write_packed", "_create_int2_buffers": "_packed_buffers",
                "_init_int2": "_load_rotations", "_check_int2_kv_cache": "_check_group_size",
                "_forward_decode_int2": "_decode_packed", "_forward_extend_int2": "_forward_extend_quantized_dense",

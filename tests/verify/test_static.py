@@ -101,8 +101,8 @@ def test_a_cell_size_without_scales_is_a_warning() -> None:
     files = mini_tree.merged_by_hand()
     edit = Edit(
         MIXIN,
-        "            scale_bytes = 8 * self.groups\n            return num_layers * self.heads * (self.head_dim // 2 + 2 * scale_bytes)",
-        "            return num_layers * self.heads * (self.head_dim // 2)",
+        "        scale_bytes = 8 * self.groups\n        return num_layers * self.heads * (self.head_dim // 2 + 2 * scale_bytes)",
+        "        return num_layers * self.heads * (self.head_dim // 2)",
     )
     edit(files)
     report = check_tree(memory(files))

@@ -64,20 +64,34 @@ def check_cell_size(scope: Scope) -> Iterator[Finding]:
     for path in (scope.file_for("model_runner_kv_cache_mixin.py"), *MOVED_ANCHORS):
         module = scope.index.module(path) if path is not None else None
         for function in (n for n in ast.walk(module) if isinstance(n, Function)) if module is not None else ():
-            if "cell_size" in function.name and any(True for _ in calls_to(function, "_element_size")):
-                yield from _cell_size(path, function)
+            if module is not None and "cell_size" in function.name and _takes_element_size(function):
+                yield from _cell_size(path, module, function)
 
 
-def _cell_size(path: str | None, function: Function) -> Iterator[Finding]:
+def _takes_element_size(function: Function) -> bool:
+    return any(True for _ in calls_to(function, "_element_size"))
+
+
+def _cell_size(path: str | None, module: ast.Module, function: Function) -> Iterator[Finding]:
     branches = list(int2_branches(function))
     if not branches and not decides_on(function, "isinstance"):
         message = f"{function.name} takes the element size of the KV dtype, which is a string for int2"
         yield _report("cell-size", message, path, function.lineno, "an int2 branch before _element_size")
     for branch in branches:
-        body = branch.body if isinstance(branch.body, list) else [branch.body]
-        if not any(mentions(node, "scale", "zero", "int2") for node in body):
+        if not _counts_scales(module, branch):
             message = f"{function.name} counts packed codes only"
             yield _report("cell-size-without-scales", message, path, branch.lineno, "codes + scales + zeros per group")
+
+
+def _counts_scales(module: ast.Module, branch: ast.If | ast.IfExp) -> bool:
+    """Return whether the branch, or a function of the module that it calls, speaks of scales or zeros."""
+    body: list[ast.AST] = list(branch.body) if isinstance(branch, ast.If) else [branch.body]
+    called = {callee(call) for node in body for call in ast.walk(node) if isinstance(call, ast.Call)}
+    helpers = [n for n in ast.walk(module) if isinstance(n, Function) and n.name in called]
+    # a helper that is imported is named for int2 and has its own file
+    return any(mentions(node, "scale", "zero") for node in (*body, *helpers)) or bool(
+        [name for name in called if "int2" in name and name not in {helper.name for helper in helpers}]
+    )
 
 
 def check_head_tile(scope: Scope) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from escha_oscar.verify.index import (
     class_named,
     dotted,
     is_triton_jit,
+    mentions,
     method_named,
     statements,
 )
@@ -36,20 +37,27 @@ class Reached:
 
 @dataclass
 class _Place:
-    """Where the walk stands: the file, the class around it and the functions around it, outermost first."""
+    """Where the walk stands: the file, the class around it and the functions around it, outermost first.
+
+    ``speaks`` says whether this is code of the merge, where something else than the innermost function decides that.
+    """
 
     path: str
     owner: ast.ClassDef | None = None
     functions: list[Function] = field(default_factory=list)
+    speaks: bool | None = None
 
 
 def check_calls(scope: Scope, resolver: Resolver) -> Iterator[Finding]:
     """Report each statically resolvable call that does not fit; calls that the base already makes do not count."""
     methods = _mapped_methods(scope)
-    before = _Walker(Resolver(scope.base), _no_methods()) if scope.base is not None else None
+    files = frozenset(scope.files)
+    walker = _Walker(resolver, methods, files)
     for path in scope.files:
-        known = {(text, why) for _, text, why, _ in before.misfits(path)} if before is not None else set()
-        for call, text, why, target in _Walker(resolver, methods).misfits(path):
+        found = list(walker.misfits(path))
+        before = _Walker(Resolver(scope.base), {}, files).misfits(path) if found and scope.base is not None else ()
+        known = {(text, why) for _, text, why, _ in before}
+        for call, text, why, target in found:
             if (text, why) not in known:
                 yield finding(
                     "call-signature",
@@ -60,10 +68,6 @@ def check_calls(scope: Scope, resolver: Resolver) -> Iterator[Finding]:
                     found=text[:200],
                     hint=f"see {target.path}:{target.function.lineno}",
                 )
-
-
-def _no_methods() -> dict[str, list[Reached]]:
-    return {}
 
 
 def _mapped_methods(scope: Scope) -> dict[str, list[Reached]]:
@@ -84,10 +88,14 @@ def _mapped_methods(scope: Scope) -> dict[str, list[Reached]]:
 class _Walker:
     """Visits the calls of one file with the scopes around them."""
 
-    def __init__(self, resolver: Resolver, methods: dict[str, list[Reached]]) -> None:
+    def __init__(self, resolver: Resolver, methods: dict[str, list[Reached]], files: frozenset[str]) -> None:
+        """Follow calls into ``files``; into other files only from functions that speak of int2."""
         self.resolver = resolver
         self.methods = methods
+        self.files = files
         self._locals: dict[int, Exports] = {}
+        self._int2: dict[int, bool] = {}
+        self._held: dict[int, dict[str, list[tuple[Function, ast.expr]]]] = {}
 
     def misfits(self, path: str) -> Iterator[tuple[ast.Call, str, str, Reached]]:
         """Yield call, its text, the reason, and the definition."""
@@ -130,14 +138,26 @@ class _Walker:
             node = self._bindings(function).names.get(name)
             if node is not None:
                 return self._local(node, name, place)
-        found = self.resolver.binding(place.path, name)
-        return self._reach(found[0], found[1]) if found is not None else []
+        bound = self.resolver.index.exports(place.path).names.get(name)
+        return self._local(bound, name, place) if bound is not None else []
 
     def _local(self, node: ast.stmt, name: str, place: _Place) -> list[Reached]:
-        if isinstance(node, ast.ImportFrom):
-            found = self.resolver.imported(place.path, node, name)
-            return self._reach(found[0], found[1]) if found is not None else []
-        return self._reach(place.path, node)
+        if not isinstance(node, ast.ImportFrom):
+            return self._reach(place.path, node)
+        source = self.resolver.module_file(self.resolver.absolute(place.path, node) or "")
+        if source not in self.files and not self._speaks_of_int2(place):
+            return []
+        found = self.resolver.imported(place.path, node, name)
+        return self._reach(found[0], found[1]) if found is not None else []
+
+    def _speaks_of_int2(self, place: _Place) -> bool:
+        """Return whether the innermost function is part of the merge by its own words."""
+        function = place.functions[-1] if place.functions else None
+        if place.speaks is not None or function is None:
+            return bool(place.speaks)
+        if id(function) not in self._int2:
+            self._int2[id(function)] = "int2" in function.name or mentions(function, "int2")
+        return self._int2[id(function)]
 
     def _reach(self, path: str, node: ast.stmt) -> list[Reached]:
         if isinstance(node, Function):
@@ -164,14 +184,27 @@ class _Walker:
         if method is not None:
             return [Reached(method, place.path, bound=True)]
         found: list[Reached] = []
-        for function in (n for n, _ in statements(place.owner.body) if isinstance(n, Function)):
-            for value in _assigned_to(function, name):
-                held = _callable_name(value)
-                reached = self._named(held, _Place(place.path, place.owner, [function])) if held else []
-                if not reached:
-                    return []
-                found.extend(reached)
+        for function, value in self._assigned(place.owner).get(name, []):
+            held = _callable_name(value)
+            reached = self._held_by(held, place, function) if held else []
+            if not reached:
+                return []
+            found.extend(reached)
         return found
+
+    def _held_by(self, name: str, place: _Place, function: Function) -> list[Reached]:
+        """Return what ``name`` means in the method that stores it."""
+        return self._named(name, _Place(place.path, place.owner, [function], self._speaks_of_int2(place)))
+
+    def _assigned(self, owner: ast.ClassDef) -> dict[str, list[tuple[Function, ast.expr]]]:
+        """Return what the methods of a class assign to attributes of self."""
+        if id(owner) not in self._held:
+            found: dict[str, list[tuple[Function, ast.expr]]] = {}
+            for function in (n for n, _ in statements(owner.body) if isinstance(n, Function)):
+                for attribute, value in _self_assignments(function):
+                    found.setdefault(attribute, []).append((function, value))
+            self._held[id(owner)] = found
+        return self._held[id(owner)]
 
     def _bindings(self, function: Function) -> Exports:
         if id(function) not in self._locals:
@@ -196,10 +229,16 @@ def _parameters(function: Function) -> set[str]:
     return {a.arg for a in every if a is not None}
 
 
-def _assigned_to(function: Function, attribute: str) -> Iterator[ast.expr]:
+def _self_assignments(function: Function) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and any(dotted(t) == f"self.{attribute}" for t in node.targets):
-            yield node.value
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                ):
+                    yield target.attr, node.value
 
 
 def _callable_name(value: ast.expr) -> str | None:

@@ -11,7 +11,7 @@ from escha_oscar.mapping import merges
 from escha_oscar.model import Finding, SymbolKind
 from escha_oscar.tree import DiskTree, Layered, MemoryTree, Tree
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.index import Function, Index, definitions
+from escha_oscar.verify.index import Definition, Function, Index, definitions
 from escha_oscar.verify.scope import Scope
 
 _TYPE_TESTS = {"isinstance", "issubclass", "cast", "TypeVar"}
@@ -79,11 +79,15 @@ def _changed_classes(scope: Scope) -> Iterator[tuple[str, str, int]]:
         after = scope.index.module(path)
         if before is None or after is None or scope.base is None or scope.base.read(path) == scope.index.read(path):
             continue
-        old = {name: ast.dump(nodes[-1]) for name, nodes in definitions(before.body).items()}
+        old = {name: _text(scope.base, path, nodes[-1]) for name, nodes in definitions(before.body).items()}
         for name, nodes in definitions(after.body).items():
-            changed = name in old and old[name] != ast.dump(nodes[-1])
+            changed = name in old and old[name] != _text(scope.index, path, nodes[-1])
             if changed and isinstance(nodes[-1], ast.ClassDef):
                 yield path, name, nodes[-1].lineno
+
+
+def _text(index: Index, path: str, node: Definition) -> list[bytes]:
+    return (index.read(path) or b"").splitlines()[node.lineno - 1 : node.end_lineno]
 
 
 def _is_constructed(index: Index, name: str, home: str, files: tuple[str, ...]) -> bool:
@@ -92,8 +96,7 @@ def _is_constructed(index: Index, name: str, home: str, files: tuple[str, ...]) 
         data = index.read(path) or b""
         if not word.search(data):
             continue
-        module = index.module(path)
-        if module is None or _builds(module, name):
+        if index.failure(path) is not None or _builds(index.nodes(path), name):
             return True
     return False
 
@@ -105,19 +108,20 @@ def _distance(home: str, other: str) -> int:
     return len(one) + len(two) - 2 * common
 
 
-def _builds(module: ast.Module, name: str) -> bool:
+def _builds(nodes: tuple[ast.AST, ...], name: str) -> bool:
     """Return whether the class is called, subclassed, instantiated as ``cls``, or handed on as a value."""
-    skipped = _type_uses(module)
-    for node in ast.walk(module):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+    uses = [node for node in nodes if _names(node, name)]
+    if uses:
+        types = {id(inner) for node in nodes for part in _type_parts(node, name) for inner in ast.walk(part)}
+        if any(id(node) not in types for node in uses):
             return True
-        if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load):
-            return True
-        if isinstance(node, ast.ClassDef) and node.name == name and _calls_cls(node):
-            return True
-    return False
+    return any(isinstance(node, ast.ClassDef) and node.name == name and _calls_cls(node) for node in nodes)
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
 
 
 def _calls_cls(owner: ast.ClassDef) -> bool:
@@ -125,16 +129,8 @@ def _calls_cls(owner: ast.ClassDef) -> bool:
     return any(isinstance(call.func, ast.Name) and call.func.id == "cls" for call in calls)
 
 
-def _type_uses(module: ast.Module) -> set[int]:
-    """Return the ids of nodes that only speak about types: annotations, isinstance tests, class attributes."""
-    found: set[int] = set()
-    for node in ast.walk(module):
-        for part in _type_parts(node):
-            found.update(id(inner) for inner in ast.walk(part))
-    return found
-
-
-def _type_parts(node: ast.AST) -> Iterator[ast.AST]:
+def _type_parts(node: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Yield the parts of ``node`` that only speak about types: annotations, isinstance tests, class attributes."""
     if isinstance(node, Function):
         yield from (a.annotation for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.annotation is not None)
         if node.returns is not None:
@@ -143,5 +139,5 @@ def _type_parts(node: ast.AST) -> Iterator[ast.AST]:
         yield node.annotation
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _TYPE_TESTS:
         yield from node.args
-    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id[:1].isupper():
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
         yield node.value

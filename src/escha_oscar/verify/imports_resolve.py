@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from escha_oscar.model import Finding
 from escha_oscar.verify.codes import finding
@@ -18,10 +18,13 @@ _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 def check_imports(scope: Scope, resolver: Resolver) -> Iterator[Finding]:
     """Report each import below ``sglang.`` that no file of the tree can satisfy, guarded ones excepted."""
-    before = Resolver(scope.base) if scope.base is not None else None
     for path in scope.files:
-        known = _STOCK_FAULTS | (set(_unresolved(before, path)) if before is not None else set())
-        for line, what in _unresolved_lines(resolver, path):
+        found = list(_unresolved(resolver, path))
+        if not found:
+            continue
+        before = set(_unresolved(Resolver(scope.base), path)) if scope.base is not None else set()
+        known = _STOCK_FAULTS | {what for _, what in before}
+        for line, what in found:
             if what not in known:
                 yield finding(
                     "unresolved-import",
@@ -34,16 +37,10 @@ def check_imports(scope: Scope, resolver: Resolver) -> Iterator[Finding]:
                 )
 
 
-def _unresolved(resolver: Resolver, path: str) -> Iterator[str]:
-    return (what for _, what in _unresolved_lines(resolver, path))
-
-
-def _unresolved_lines(resolver: Resolver, path: str) -> Iterator[tuple[int, str]]:
-    module = resolver.index.module(path)
-    if module is None:
-        return
-    guarded = _guarded(module)
-    for node in ast.walk(module):
+def _unresolved(resolver: Resolver, path: str) -> Iterator[tuple[int, str]]:
+    nodes = resolver.index.nodes(path)
+    guarded = _guarded(nodes)
+    for node in nodes:
         if id(node) in guarded:
             continue
         if isinstance(node, ast.Import):
@@ -66,10 +63,10 @@ def _unresolved_from(resolver: Resolver, path: str, node: ast.ImportFrom) -> Ite
             yield node.lineno, f"from {dotted} import {alias.name}"
 
 
-def _guarded(module: ast.Module) -> set[int]:
+def _guarded(nodes: Iterable[ast.AST]) -> set[int]:
     """Return the ids of nodes whose ImportError is caught, or that only a type checker sees."""
     found: set[int] = set()
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Try | ast.If) and _shields(node):
             found.update(id(inner) for statement in node.body for inner in ast.walk(statement))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ class Index:
         self._failures: dict[str, Failure] = {}
         self._exports: dict[str, Exports] = {}
         self._named: dict[str, Named] = {}
+        self._nodes: dict[str, tuple[ast.AST, ...]] = {}
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of ``path``, or None."""
@@ -70,6 +72,22 @@ class Index:
             module = self.module(path)
             self._exports[path] = Exports() if module is None else exports_of(module)
         return self._exports[path]
+
+    def nodes(self, path: str) -> tuple[ast.AST, ...]:
+        """Return every node of ``path``, walked once."""
+        if path not in self._nodes:
+            module = self.module(path)
+            self._nodes[path] = () if module is None else tuple(ast.walk(module))
+        return self._nodes[path]
+
+    def defines(self, path: str, name: str) -> bool:
+        """Return whether a line at the left margin of ``path`` defines or assigns ``name``; parses nothing.
+
+        False only says that the text alone does not show it: a definition may be conditional, imported or starred.
+        """
+        data = self.read(path) or b""
+        word = re.escape(name.encode())
+        return re.search(rb"^(?:(?:async )?def |class )?" + word + rb"\b\s*[(:=\[]", data, re.M) is not None
 
     def named(self, path: str) -> Named:
         """Return every definition and assignment of ``path`` at any depth, by name."""

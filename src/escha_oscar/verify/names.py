@@ -17,8 +17,10 @@ _HEADS = {"A", "Annotated"}
 def check_undefined(scope: Scope) -> Iterator[Finding]:
     """Report names that pyflakes finds undefined and that the base does not already lack."""
     for path in scope.files:
-        known = Counter(name for name, _ in _undefined(scope.base, path)) if scope.base is not None else Counter()
-        for name, line in _undefined(scope.index, path):
+        found = _undefined(scope.index, path) if scope.touched(path) else []
+        before = _undefined(scope.base, path) if found and scope.base is not None else []
+        known = Counter(name for name, _ in before)
+        for name, line in found:
             if known[name]:
                 known[name] -= 1
                 continue
@@ -70,8 +72,9 @@ class _PlainAnnotations(ast.NodeTransformer):
 def check_duplicates(scope: Scope) -> Iterator[Finding]:
     """Report functions and classes defined twice in one block of a module or class."""
     for path in scope.files:
-        known = set(_duplicates(scope.base, path)) if scope.base is not None else set()
-        for name, (first, second) in _duplicates(scope.index, path).items():
+        found = _duplicates(scope.index, path)
+        known = set(_duplicates(scope.base, path)) if found and scope.base is not None else set()
+        for name, (first, second) in found.items():
             if name not in known:
                 yield finding(
                     "duplicate-definition",

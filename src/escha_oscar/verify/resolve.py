@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 
 from escha_oscar.verify.index import Definition, Index
 
@@ -12,8 +13,11 @@ _DEPTH = 12
 class Resolver:
     """Static name resolution below ``sglang.``; anything else is out of its sight."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, exact: Collection[str] = ()) -> None:
+        """Look into ``index``; modules outside ``exact`` are believed by their text where that settles a name."""
         self.index = index
+        self.exact = frozenset(exact)
+        self._known: dict[tuple[str, str], bool] = {}
 
     def module_file(self, dotted: str) -> str | None:
         """Return the file of a module, ``""`` for a namespace package, or None where there is none."""
@@ -36,14 +40,22 @@ class Resolver:
 
     def has_name(self, dotted: str, name: str, depth: int = _DEPTH) -> bool:
         """Return whether ``from dotted import name`` would find something."""
+        key = dotted, name
+        if key not in self._known:
+            self._known[key] = self._has_name(dotted, name, depth)
+        return self._known[key]
+
+    def _has_name(self, dotted: str, name: str, depth: int) -> bool:
         path = self.module_file(dotted)
         if path is None:
             return False
-        if self.module_file(f"{dotted}.{name}") is not None:
+        if path != "" and self._exports_name(path, name, depth):
             return True
-        return path != "" and self._exports_name(path, name, depth)
+        return self.module_file(f"{dotted}.{name}") is not None
 
     def _exports_name(self, path: str, name: str, depth: int) -> bool:
+        if path not in self.exact and self.index.defines(path, name):
+            return True
         if self.index.failure(path) is not None:
             return True
         exports = self.index.exports(path)

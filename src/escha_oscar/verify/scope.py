@@ -66,6 +66,10 @@ class Scope:
         changed = [p for p in sorted(self.changed) if p.endswith(".py") and self.index.read(p) is not None]
         return tuple(dict.fromkeys((*self.mapped, *extra, *self.placed, *changed)))
 
+    def touched(self, path: str) -> bool:
+        """Return whether ``path`` differs from the base, or there is no base to say so."""
+        return self.base is None or self.base.read(path) != self.index.read(path)
+
     def marked(self, path: str) -> bool:
         """Return whether ``path`` carries this tool's change notice near its top."""
         return has_marker(self.index.read(path) or b"")

@@ -55,7 +55,7 @@ def check_tree(
     build, whose registrations must still be there.
     """
     scope = make_scope(tree, source_kind=source_kind, changed=changed, base=base, escha=escha)
-    resolver = Resolver(scope.index)
+    resolver = Resolver(scope.index, exact=scope.files)
     broken = [*_check_syntax(scope), *_check_empty(scope)]
     states = presences(scope, resolver)
     if not broken and not any(state.present for state in states):
