@@ -97,8 +97,23 @@ def find_all(root: cst.CSTNode, wanted: Callable[[cst.CSTNode], bool]) -> list[c
         node = stack.pop()
         if wanted(node):
             found.append(node)
-        stack.extend(reversed(node.children))
+        stack.extend(reversed([child for _, value in fields(node) for child in nodes_of(value)]))
     return found
+
+
+def fields(node: cst.CSTNode) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a node that can hold other nodes; ``node.children`` runs a whole visitor for the same."""
+    for name in node.__dataclass_fields__:
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode | list | tuple):
+            yield name, value
+
+
+def nodes_of(value: object) -> list[cst.CSTNode]:
+    """Return the nodes in one field: itself, or those of its sequence."""
+    if isinstance(value, cst.CSTNode):
+        return [value]
+    return [item for item in value if isinstance(item, cst.CSTNode)] if isinstance(value, list | tuple) else []
 
 
 def code(node: cst.CSTNode) -> str:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from escha_oscar import __version__
 from escha_oscar.mapping import PIN
-from escha_oscar.transforms._anchors import class_def, code, dotted, method
+from escha_oscar.transforms._anchors import class_def, code, dotted, fields, method, nodes_of
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -65,10 +65,26 @@ def spaced(node: NodeT, blank: int) -> NodeT:
 
 
 def replace_node(root: NodeT, old: cst.CSTNode, new: cst.CSTNode) -> NodeT:
-    """Return ``root`` with the very object ``old`` replaced."""
-    changed = root.deep_replace(old, new)
-    assert isinstance(changed, type(root))
+    """Return ``root`` with the very object ``old`` replaced; nodes off the way to it stay the same objects."""
+    changed = _replaced(root, old, new)
+    assert changed is not None and isinstance(changed, type(root))
     return changed
+
+
+def _replaced(node: cst.CSTNode, old: cst.CSTNode, new: cst.CSTNode) -> cst.CSTNode | None:
+    """Return ``node`` rebuilt around ``new``, or None where ``old`` is not below it."""
+    if node is old:
+        return new
+    for name, value in fields(node):
+        for child in nodes_of(value):
+            changed = _replaced(child, old, new)
+            if changed is None:
+                continue
+            if isinstance(value, cst.CSTNode):
+                return node.with_changes(**{name: changed})
+            assert isinstance(value, list | tuple)
+            return node.with_changes(**{name: [changed if item is child else item for item in value]})
+    return None
 
 
 def edit_class(module: cst.Module, name: str, path: str, edit: Callable[[cst.ClassDef], cst.ClassDef]) -> cst.Module:
