@@ -55,7 +55,7 @@ def _conditions(site_packages: Path) -> Iterator[Finding]:
 def _condition(status: Status) -> Iterator[Finding]:
     condition = status.condition
     if condition is Condition.MODIFIED:
-        yield from (_deviating(file) for file in status.deviating)
+        yield from (_deviating(status.site_packages, file) for file in status.deviating)
     elif condition is Condition.REINSTALLED:
         yield finding(
             "not-merged-any-more",
@@ -84,14 +84,16 @@ def _condition(status: Status) -> Iterator[Finding]:
         yield from _unrecorded(status.site_packages)
 
 
-def _deviating(file: FileStatus) -> Finding:
-    code, words = _FILE_CODES[file.condition]
+def _deviating(site_packages: Path, file: FileStatus) -> Finding:
+    # a file that the integration added is back to its original when it is absent
+    there = (site_packages / file.path).exists()
+    code, words = _FILE_CODES[file.condition if there else FileCondition.MISSING]
     return finding(
         code,
         f"the file {words}",
         path=file.path,
         expected="the recorded digest",
-        found=file.condition.value,
+        found=file.condition.value if there else "no such file",
         hint="escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate",
     )
 
