@@ -52,20 +52,28 @@ class TritonAttnBackend:
         if save_kv_cache:
             pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, already_hadamard_transformed=True)
         rotated = q.new_empty((q.shape[0], layer.tp_q_head_num, layer.v_head_dim))
+        slots = self._int2_prefix_slots(forward_batch)
         if self._int2_streams_prefill():
             meta = self.forward_metadata
             extend_attention(
                 q, k, v, rotated,
                 pool.get_raw_key_buffer(layer.layer_id), pool.get_raw_value_buffer(layer.layer_id),
                 pool.get_key_scales_zeros(layer.layer_id), pool.get_value_scales_zeros(layer.layer_id),
-                meta.qo_indptr, meta.kv_indptr, meta.kv_indices,
+                meta.qo_indptr, meta.kv_indptr, slots,
                 max_len_extend=meta.max_extend_len, sm_scale=layer.scaling, causal=self._int2_is_causal(layer),
                 logit_cap=logit_capping_mod(layer.logit_capping_method, layer.logit_cap), sinks=sinks,
                 xai_temperature_len=layer.xai_temperature_len,
             )  # fmt: skip
         else:
-            self._extend_int2_dense(q, k, v, rotated, layer, pool, sinks)
+            self._extend_int2_dense(q, k, v, rotated, layer, pool, slots, sinks)
         return self._int2_output(rotated, R_v, group, forward_batch)
+
+    def _int2_prefix_slots(self, forward_batch) -> torch.Tensor:
+        """Return the slots of all prefixes; newer trees may hand over a longer buffer with an unwritten tail."""
+        meta = self.forward_metadata
+        lens = forward_batch.extend_prefix_lens_cpu
+        count = meta.kv_indptr[forward_batch.batch_size] if lens is None else sum(lens)
+        return meta.kv_indices[: int(count)]
 
     def _int2_streams_prefill(self) -> bool:
         """Return whether the prefix is read in pieces; not so with SGLANG_OSCAR_PREFILL=dense or kernels=pr."""
@@ -74,10 +82,9 @@ class TritonAttnBackend:
             raise ValueError(f"SGLANG_OSCAR_PREFILL must be stream or dense, got {prefill!r}")
         return prefill == "stream" and envs.SGLANG_OSCAR_KERNELS.get() == "native"
 
-    def _extend_int2_dense(self, q, k, v, o, layer, pool, sinks):
+    def _extend_int2_dense(self, q, k, v, o, layer, pool, slots, sinks):
         """Dequantise the whole prefix once (P rows beside the E new ones) and run the stock extend kernel over it."""
         meta = self.forward_metadata
-        slots = meta.kv_indices
         prefix_k = self._dequantize_int2(
             pool.get_raw_key_buffer(layer.layer_id), pool.get_key_scales_zeros(layer.layer_id),
             slots, layer.qk_head_dim, q.dtype,
