@@ -18,3 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="fault matrix: a sample of the rarer kinds, or all",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that only root can set up."""
+    config.addinivalue_line("markers", "root: needs root (mounts, immutable bits, other users); left out elsewhere")

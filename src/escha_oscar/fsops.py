@@ -244,10 +244,11 @@ class Root:
         folder = self.full(str(PurePosixPath(path).parent))
         if not folder.is_dir():
             return None
+        for place in (folder, self.full(path)):
+            if _is_immutable(place):
+                return f"{place} is immutable or append-only (chattr)"
         if not os.access(folder, os.W_OK | os.X_OK):
-            return f"folder {folder} is not writable" if not _is_immutable(folder) else f"folder {folder} is immutable"
-        if _is_immutable(self.full(path)):
-            return "the file is immutable (chattr +i or +a)"
+            return f"folder {folder} is not writable"
         return None
 
     def free_bytes(self) -> int:

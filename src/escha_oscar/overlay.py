@@ -12,7 +12,7 @@ from typing import Any
 from escha_oscar import __version__, fsops
 from escha_oscar.errors import ApplyError, TargetError, UsageError
 from escha_oscar.journal import allowed
-from escha_oscar.model import Plan, sha256
+from escha_oscar.model import Plan, SourceId, sha256
 from escha_oscar.progress import NoProgress, Progress
 from escha_oscar.status import OVERLAY_MARKER
 
@@ -50,7 +50,8 @@ def read_marker(root: Path) -> dict[str, Any]:
         marker: dict[str, Any] = json.loads(path.read_bytes())
         if marker["schema_version"] != _SCHEMA_VERSION:
             raise ValueError(f"schema {marker['schema_version']!r}")
-        _ = [marker[key] for key in ("shadows", "source", "kernels", "tool_version", "distribution", "version")]
+        _ = [marker[key] for key in ("shadows", "kernels", "tool_version", "distribution", "version")]
+        SourceId(**marker["source"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TargetError("the overlay's marker is damaged", path=str(path), found=str(error)) from error
     return marker

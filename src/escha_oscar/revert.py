@@ -70,7 +70,8 @@ def _revert(
     conditions = {entry.path: condition_of(entry, root.image(entry.path)) for entry in known.files}
     replaced = is_replaced(known, conditions)
     left = _foreign(known, conditions) if replaced else frozenset[str]()
-    edited = [path for path, condition in conditions.items() if condition in _EDITED and path not in left]
+    added = {entry.path for entry in known.files if entry.original.kind is Kind.ABSENT}
+    edited = [p for p, condition in conditions.items() if _is_edit(condition, p in added) and p not in left]
     _refuse(root, known, edited, force=force)
     disk = apply.survey(root, conditions)
     decision = decide.reversal(known, left, disk)
@@ -87,7 +88,8 @@ def _revert(
     )
 
 
-_EDITED = (FileCondition.EDITED, FileCondition.MISSING)
+def _is_edit(condition: FileCondition, added: bool) -> bool:
+    return condition is FileCondition.EDITED or (condition is FileCondition.MISSING and not added)
 
 
 def _foreign(known: State, conditions: Mapping[str, FileCondition]) -> frozenset[str]:

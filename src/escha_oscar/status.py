@@ -104,9 +104,9 @@ def condition_of(entry: FileEntry, now: Image) -> FileCondition:
     """Return how ``now`` compares with the integration's file."""
     if now.kind is Kind.FILE and now.sha256 == entry.after_sha256:
         return FileCondition.MERGED
-    if now.same_content(entry.original):
-        return FileCondition.ORIGINAL
-    return FileCondition.MISSING if now.kind is Kind.ABSENT else FileCondition.EDITED
+    if now.kind is Kind.ABSENT:
+        return FileCondition.MISSING
+    return FileCondition.ORIGINAL if now.same_content(entry.original) else FileCondition.EDITED
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def whole(request: pytest.FixtureRequest) -> bool:
 def stock(tmp_path: Path) -> matrix.Snapshot:
     """Return the environment before anything was done to it."""
     return matrix.prepare("apply", tmp_path).old
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only root can set up (mounts, immutable bits, other users) where we are not root."""
+    if os.geteuid() == 0:
+        return
+    rooted = [item for item in items if item.get_closest_marker("root")]
+    config.hook.pytest_deselected(items=rooted)
+    items[:] = [item for item in items if item not in rooted]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,11 @@
-"""One operation on one small environment, in a process of its own: ``driver.py apply|again|revert|recover SITE``."""
+"""One operation on one small environment, in a process of its own.
+
+``driver.py apply|again|revert|recover SITE [UID]``: with UID, as that user (modules are loaded before the change).
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
-def main(operation: str, site: Path) -> int:
-    """Run the operation; return the exit code that the command line would give."""
+def main(operation: str, site: Path, uid: int | None = None) -> int:
+    """Run the operation; say what went wrong and return the exit code that the command line would give."""
     from escha_oscar.apply import apply_plan
     from escha_oscar.errors import EschaOscarError
     from escha_oscar.recovery import recover
@@ -23,12 +27,17 @@ def main(operation: str, site: Path) -> int:
         "revert": lambda: revert(site),
         "recover": lambda: recover(site),
     }
+    if uid is not None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
     try:
         work[operation]()
     except EschaOscarError as error:
+        sys.stderr.write(f"{error}; next: {error.hint}; found: {error.found}")
         return int(error.exit_code)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])))

@@ -108,7 +108,7 @@ def points(operation: str, site: Path) -> tuple[Point, ...]:
 
 
 def run(operation: str, site: Path, *options: str) -> int:
-    """Run the driver under strace and return its exit code (negative: killed by that signal)."""
+    """Run the driver under strace and return its exit code."""
     # without --seccomp-bpf: under it strace 6.1 drops injected signals
     tracer = ["strace", "-f", "-qq", *(options or ("-o", os.devnull, "-e", "trace=none"))]
     driver = [sys.executable, "-S", "-E", "-B", str(DRIVER), operation, str(site)]
@@ -118,7 +118,7 @@ def run(operation: str, site: Path, *options: str) -> int:
 
 
 def inject(point: Point, fault: str, site: Path, *, onwards: bool = False) -> int:
-    """Run the point's operation with ``fault`` (``signal=KILL``, ``error=EIO``) injected there; return the exit code."""
+    """Run the point's operation with ``fault`` (``signal=KILL``, ``error=EIO``) there; return the exit code."""
     TALLY.counts[fault] += 1
     rule = f"inject={point.call}:{fault}:when={point.number}{'+' if onwards else ''}"
     return run(point.operation, site, "-o", os.devnull, "-e", f"trace={point.call}", "-e", rule)

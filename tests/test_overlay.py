@@ -1,0 +1,107 @@
+"""An overlay is a whole shadow tree; the installation keeps every byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from escha_oscar import fsops
+from escha_oscar.errors import ApplyError, TargetError, UsageError
+from escha_oscar.overlay import write_overlay
+from escha_oscar.status import OVERLAY_MARKER, Condition, read_status
+from tests.support.environments import (
+    CACHE,
+    FILES,
+    MERGED,
+    MERGED_AGAIN,
+    SHARED,
+    make_environment,
+    make_plan,
+    snapshot,
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return make_environment(tmp_path)
+
+
+def test_it_is_whole_and_merged_and_shares_nothing(site: Path, tmp_path: Path) -> None:
+    before = snapshot(site)
+    dest = write_overlay(make_plan(site), site, tmp_path / "overlay")
+    expected = {**{path: data.encode() if isinstance(data, str) else data for path, data in FILES.items()}, **MERGED}
+    expected.pop(CACHE)
+    found = {str(p.relative_to(dest)): p.read_bytes() for p in dest.rglob("*") if p.is_file()}
+    found.pop(OVERLAY_MARKER)
+    assert found == expected
+    assert all(not p.is_symlink() and p.stat().st_nlink == 1 for p in dest.rglob("*") if p.is_file())
+    assert snapshot(site) == before
+    assert (dest / SHARED).stat().st_ino != (site / SHARED).stat().st_ino
+
+
+def test_a_fresh_interpreter_imports_from_it(site: Path, tmp_path: Path) -> None:
+    dest = write_overlay(make_plan(site), site, tmp_path / "overlay")
+    program = "import sglang.srt.mem_cache.memory_pool as m; print(m.pool(), m.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program],
+        env={"PYTHONPATH": f"{dest}{os.pathsep}{site}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["int2", str(dest / "sglang/srt/mem_cache/memory_pool.py")]
+
+
+def test_status_knows_it(site: Path, tmp_path: Path) -> None:
+    found = read_status(write_overlay(make_plan(site), site, tmp_path / "overlay"))
+    assert found.condition is Condition.OVERLAY
+    assert str(site) in found.detail
+
+
+def test_an_older_overlay_is_replaced(site: Path, tmp_path: Path) -> None:
+    write_overlay(make_plan(site), site, tmp_path / "overlay")
+    dest = write_overlay(make_plan(site, MERGED_AGAIN), site, tmp_path / "overlay")
+    assert (dest / "sglang/__init__.py").read_bytes() == MERGED_AGAIN["sglang/__init__.py"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "overlay", "site-packages"]
+
+
+@pytest.mark.parametrize("where", ["site-packages", "site-packages/inner", ".", "taken", "file", "link"])
+def test_a_folder_that_is_something_else_is_refused(site: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/x").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError):
+        write_overlay(make_plan(site), site, tmp_path / where)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_empty_folder_will_do(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "overlay").mkdir()
+    assert read_status(write_overlay(make_plan(site), site, tmp_path / "overlay")).condition is Condition.OVERLAY
+
+
+def test_a_failing_write_leaves_nothing_behind(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(tmp_path)
+
+    def full(path: Path, data: bytes, *, mode: int | None = None) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(fsops, "atomic_write", full)
+    with pytest.raises(ApplyError, match="no overlay was written"):
+        write_overlay(make_plan(site), site, tmp_path / "overlay")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"schema_version": 2}', b"\xff"])
+def test_a_damaged_marker_is_refused_by_name(site: Path, tmp_path: Path, data: bytes) -> None:
+    dest = write_overlay(make_plan(site), site, tmp_path / "overlay")
+    (dest / OVERLAY_MARKER).write_bytes(data)
+    with pytest.raises(TargetError, match="marker is damaged"):
+        read_status(dest)
