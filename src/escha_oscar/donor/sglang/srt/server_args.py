@@ -37,7 +37,6 @@ class ServerArgs:
             ("enable_page_major_kv_layout", False, "--enable-page-major-kv-layout"),
             ("dllm_algorithm", None, "--dllm-algorithm"),
             ("kv_canary", "none", "--kv-canary"),
-            ("enable_pdmux", False, "--enable-pdmux"),
         ):
             if getattr(self, field, off) not in (off, None):
                 raise ValueError(f"--kv-cache-dtype int2 cannot be used together with {option}")
