@@ -32,31 +32,6 @@ def one(found: Sequence[NodeT], sought: str, path: str, line: int | None = None)
     )
 
 
-def statements(body: Body) -> Iterator[cst.BaseStatement]:
-    """Yield the statements of a body with those under module-level ``if`` and ``try``."""
-    for statement in body:
-        yield statement
-        for block in _blocks(statement):
-            yield from statements(block)
-
-
-def _blocks(statement: cst.BaseStatement) -> Iterator[Body]:
-    if isinstance(statement, cst.If):
-        yield _suite(statement.body)
-        if isinstance(statement.orelse, cst.If):
-            yield [statement.orelse]
-        elif statement.orelse is not None:
-            yield _suite(statement.orelse.body)
-    elif isinstance(statement, cst.Try):
-        yield _suite(statement.body)
-        for handler in statement.handlers:
-            yield _suite(handler.body)
-
-
-def _suite(body: cst.BaseSuite) -> Body:
-    return list(body.body) if isinstance(body, cst.IndentedBlock) else []
-
-
 def definitions(module: cst.Module, name: str) -> list[Definition]:
     """Return the module-level functions and classes called ``name``."""
     return [s for s in module.body if isinstance(s, cst.FunctionDef | cst.ClassDef) and s.name.value == name]
@@ -117,7 +92,9 @@ def nodes_of(value: object) -> list[cst.CSTNode]:
 
 
 def code(node: cst.CSTNode) -> str:
-    """Return the node's source text without surrounding space."""
+    """Return the node's source text without surrounding space; that of a simple statement without its comments."""
+    if isinstance(node, cst.SimpleStatementLine):
+        node = node.with_changes(leading_lines=[], trailing_whitespace=cst.TrailingWhitespace())
     return cst.Module(body=[]).code_for_node(node).strip()
 
 
