@@ -165,14 +165,10 @@ def insert_after(
 
 def add_parameters(function: cst.FunctionDef, texts: Sequence[str]) -> cst.FunctionDef:
     """Append parameters (``name: type = default``) after the last plain one, in the layout of the list."""
-    new = _parameters(texts)
     known = {p.name.value for p in (*function.params.params, *function.params.kwonly_params)}
-    new = [p for p in new if p.name.value not in known]
-    old = list(function.params.params)
-    comma, trailing = _list_layout([p.comma for p in old])
-    old[-1] = old[-1].with_changes(comma=comma)
-    joined = [p.with_changes(comma=comma) for p in new[:-1]] + [p.with_changes(comma=trailing) for p in new[-1:]]
-    return function.with_changes(params=function.params.with_changes(params=[*old, *joined]))
+    new = [p for p in _parameters(texts) if p.name.value not in known]
+    params = _appended(function.params.params, new)
+    return function.with_changes(params=function.params.with_changes(params=params))
 
 
 def _parameters(texts: Sequence[str]) -> list[cst.Param]:
@@ -185,25 +181,7 @@ def add_arguments(call: cst.Call, texts: Sequence[str]) -> cst.Call:
     """Append arguments (``name=value`` or ``**mapping``) to a call, in the layout of its argument list."""
     stub = cst.parse_expression(f"f({', '.join(texts)})")
     assert isinstance(stub, cst.Call)
-    old = list(call.args)
-    comma, trailing = _list_layout([a.comma for a in old])
-    if old:
-        old[-1] = old[-1].with_changes(comma=comma)
-    new = list(stub.args)
-    joined = [a.with_changes(comma=comma) for a in new[:-1]] + [a.with_changes(comma=trailing) for a in new[-1:]]
-    return call.with_changes(args=[*old, *joined])
-
-
-Comma = cst.Comma | cst.MaybeSentinel
-
-
-def _list_layout(commas: Sequence[Comma]) -> tuple[Comma, Comma]:
-    """Return the comma between two items and the one after the last, as the list is laid out."""
-    plain = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    if not commas:
-        return plain, cst.MaybeSentinel.DEFAULT
-    between = next((c for c in commas[:-1] if isinstance(c, cst.Comma)), plain)
-    return between, commas[-1]
+    return call.with_changes(args=_appended(call.args, stub.args))
 
 
 def add_element(array: cst.List, literal: str) -> cst.List:
@@ -211,11 +189,58 @@ def add_element(array: cst.List, literal: str) -> cst.List:
     texts = [code(e.value) for e in array.elements]
     if literal in texts or literal.replace('"', "'") in texts:
         return array
-    comma, trailing = _list_layout([e.comma for e in array.elements])
-    old = list(array.elements)
-    old[-1] = old[-1].with_changes(comma=comma)
-    new = cst.Element(cst.SimpleString(literal), comma=trailing)
-    return array.with_changes(elements=[*old, new])
+    return array.with_changes(elements=_appended(array.elements, [cst.Element(cst.SimpleString(literal))]))
+
+
+Item = cst.Param | cst.Arg | cst.BaseElement
+#: Where an item without a comma after it keeps the space before the closing bracket.
+_CLOSING: dict[type[cst.CSTNode], str] = {cst.Param: "whitespace_after_param", cst.Arg: "whitespace_after_arg"}
+_NO_SPACE = cst.SimpleWhitespace("")
+
+
+def _appended(old: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+    """Return both in the layout of the old items; each comment stays beside the item that it stands at."""
+    if not old or not new:
+        return [*old, *new]
+    commas = [item.comma for item in old[:-1] if isinstance(item.comma, cst.Comma)]
+    space = _bare(commas[0].whitespace_after if commas else cst.SimpleWhitespace(" "))
+    last, end = _opened(old[-1])
+    held = space
+    if isinstance(space, cst.ParenthesizedWhitespace) and isinstance(end, cst.ParenthesizedWhitespace):
+        held, end = space.with_changes(first_line=end.first_line), end.with_changes(first_line=space.first_line)
+    joined = [item.with_changes(comma=_comma(space)) for item in new[:-1]]
+    final = _closed(new[-1], end, isinstance(old[-1].comma, cst.Comma))
+    return [*old[:-1], last.with_changes(comma=_comma(held)), *joined, final]
+
+
+def _opened(item: Item) -> tuple[Item, cst.BaseParenthesizableWhitespace]:
+    """Return the last item of a list without the space before the closing bracket, and that space."""
+    if isinstance(item.comma, cst.Comma):
+        return item, item.comma.whitespace_after
+    name = _CLOSING.get(type(item))
+    if name is None:
+        return item, _NO_SPACE
+    space: cst.BaseParenthesizableWhitespace = getattr(item, name)
+    return item.with_changes(**{name: _NO_SPACE}), space
+
+
+def _closed(item: Item, end: cst.BaseParenthesizableWhitespace, with_comma: bool) -> Item:
+    """Return an item as the last of its list: ``end`` is the space before the closing bracket."""
+    if with_comma:
+        return item.with_changes(comma=_comma(end))
+    name = _CLOSING.get(type(item))
+    return item.with_changes(comma=cst.MaybeSentinel.DEFAULT, **({name: end} if name else {}))
+
+
+def _comma(space: cst.BaseParenthesizableWhitespace) -> cst.Comma:
+    return cst.Comma(whitespace_after=space)
+
+
+def _bare(space: cst.BaseParenthesizableWhitespace) -> cst.BaseParenthesizableWhitespace:
+    """Return the space without its comments."""
+    if isinstance(space, cst.ParenthesizedWhitespace):
+        return space.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
+    return space
 
 
 def ensure_imports(module: cst.Module, lines: Sequence[str]) -> cst.Module:
