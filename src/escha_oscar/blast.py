@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from escha_oscar.errors import AnchorError
 
-#: Names of ``TOUCHES`` that are not definitions: new import lines, and definitions that were not there before.
-IMPORTS, ADDED = "<imports>", "<added>"
+#: Names of ``TOUCHES`` that are not definitions: new import lines, definitions that were not there before, and a
+#: module-level list that gets ``int2`` as its last choice.
+IMPORTS, ADDED, CHOICE = "<imports>", "<added>", "<choice>"
 _LOOSE = "<loose>"
 
 
@@ -18,6 +19,8 @@ def check_blast_radius(path: str, before: bytes, after: bytes, touches: Iterable
     old, new = units(before), units(after)
     for name, lines in old.items():
         if name in allowed or new.get(name) == lines:
+            continue
+        if CHOICE in allowed and _gained_choice(lines, new.get(name, [])):
             continue
         if not name.endswith(_LOOSE) or not _only_added(lines, new.get(name, []), name, allowed):
             raise _outside(path, name, "changed" if name in new else "removed")
@@ -34,6 +37,21 @@ def _outside(path: str, name: str, what: str) -> AnchorError:
         found=what,
         hint="escha-oscar integrate --dry-run --diff",
     )
+
+
+def _gained_choice(old: Sequence[bytes], new: Sequence[bytes]) -> bool:
+    before, after = _listed(old), _listed(new)
+    return before is not None and after == [*before, "int2"]
+
+
+def _listed(lines: Sequence[bytes]) -> list[object] | None:
+    """Return the elements of a constant that is a list of literals, or None for anything else."""
+    try:
+        node = ast.parse(b"".join(lines)).body[0]
+        value = ast.literal_eval(node.value) if isinstance(node, ast.Assign) else None
+    except (SyntaxError, ValueError, IndexError):
+        return None
+    return value if isinstance(value, list) else None
 
 
 def _only_added(old: Sequence[bytes], new: Sequence[bytes], name: str, allowed: set[str]) -> bool:
@@ -61,7 +79,7 @@ def _harmless(line: bytes, allowed: set[str]) -> bool:
 
 
 def units(data: bytes) -> dict[str, list[bytes]]:
-    """Return the lines of each function and method, and of each scope's loose statements, by dotted name.
+    """Return the lines of each function, method and module constant, and of each scope's loose statements, by name.
 
     Repeated names are numbered; together the units hold every line of the file.
     """
@@ -89,3 +107,6 @@ def _spans(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, int, in
                 yield from _spans(node.body, f"{prefix}{node.name}.")
             else:
                 yield f"{prefix}{node.name}", first, node.end_lineno
+        elif isinstance(node, ast.Assign) and not prefix and isinstance(node.targets[0], ast.Name):
+            assert node.end_lineno is not None
+            yield node.targets[0].id, node.lineno, node.end_lineno

@@ -29,7 +29,13 @@ from escha_oscar.transforms._edits import (
 )
 
 TARGET = "sglang/srt/server_args.py"
-TOUCHES = ("ServerArgs", "ServerArgs.add_cli_args", "ServerArgs.check_server_args", "ServerArgs._check_int2_kv_cache")
+TOUCHES = (
+    "<choice>",
+    "ServerArgs",
+    "ServerArgs.add_cli_args",
+    "ServerArgs.check_server_args",
+    "ServerArgs._check_int2_kv_cache",
+)
 
 _HELP = (
     "Head dimensions that share one scale and zero of the int2 KV cache; must divide head_dim. Default: the whole head."
