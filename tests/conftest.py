@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -21,5 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker of tests that only root can set up."""
+    """Register the marker of tests that only root can set up; keep notes out of the user's own state folder."""
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="escha-oscar-state-")
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True))
     config.addinivalue_line("markers", "root: needs root (mounts, immutable bits, other users); left out elsewhere")

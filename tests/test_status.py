@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from escha_oscar.apply import apply_plan, pristine_tree
 from escha_oscar.errors import RecoveryError, TargetError
 from escha_oscar.fsops import Root
 from escha_oscar.model import sha256
+from escha_oscar.revert import revert
 from escha_oscar.status import Condition, FileCondition, read_status
 from tests.support.environments import MERGED, PLACED, POOL, RECORD, make_environment, make_plan, snapshot
 
@@ -210,3 +212,34 @@ def test_encoding_the_state_and_reading_it_back_is_the_same_state(site: Path) ->
     known = state.load(Root(site))
     assert known is not None
     assert state.decode(state.encode(known)) == known
+
+
+def test_a_reinstall_that_took_the_state_along_is_still_told_from_a_fresh_wheel(site: Path) -> None:
+    stock = snapshot(site)
+    apply_plan(make_plan(site, commit="b" * 40))
+    state_folder, kept = site / ".escha-oscar", site.parent / "kept"
+    state_folder.rename(kept)
+    found = read_status(site)
+    assert found.condition is Condition.REINSTALLED
+    assert found.source is not None
+    assert found.source.commit == "b" * 40
+    kept.rename(state_folder)
+    revert(site)
+    assert snapshot(site) == stock
+    assert read_status(site).condition is Condition.PRISTINE
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"source": {"kind": 1}}'])
+def test_a_damaged_note_is_passed_over(site: Path, data: bytes) -> None:
+    apply_plan(make_plan(site))
+    (site / ".escha-oscar").rename(site.parent / "kept")
+    for note in Path(os.environ["XDG_STATE_HOME"]).rglob("*.json"):
+        if str(site).encode() in note.read_bytes():
+            note.write_bytes(data)
+    assert read_status(site).condition is Condition.PRISTINE
+
+
+def test_a_note_that_cannot_be_written_stops_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    assert not apply_plan(make_plan(site)).already
+    assert read_status(site).condition is Condition.INTEGRATED

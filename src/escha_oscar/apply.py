@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from escha_oscar import bytecode, decide, recovery, state, store, transaction
+from escha_oscar import bytecode, decide, memory, recovery, state, store, transaction
 from escha_oscar.decide import Decision, Disk
 from escha_oscar.errors import ApplyError, DriftError, TargetError
 from escha_oscar.fsops import Image, Kind, Root
@@ -177,6 +177,8 @@ def _write(
     identity = new_identity()
     decision = decide.integration(plan, known, originals, record, identity, disk)
     run(root, "integrate", decision, verify, signals, progress, identity)
+    if decision.state is not None:
+        memory.remember(root, decision.state)
     return _summary(decision)
 
 

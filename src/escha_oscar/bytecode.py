@@ -42,6 +42,12 @@ def empty_cache(root: Root, folder: str) -> None:
     root.remove_folder(cache)
 
 
+def remove_empty(root: Root, sources: Iterable[str]) -> None:
+    """Remove the ``__pycache__`` of each source's folder where nothing is in it any more."""
+    for folder in sorted({str(PurePosixPath(source).parent) for source in sources if source.endswith(".py")}):
+        root.remove_folder(f"{folder}/__pycache__")
+
+
 def is_cache(path: str) -> bool:
     """Return whether ``path`` is a compiled file in a ``__pycache__``."""
     return path.endswith(".pyc") and "/__pycache__/" in path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from escha_oscar import apply, bytecode, decide, recovery, state
+from escha_oscar import apply, bytecode, decide, memory, recovery, state
 from escha_oscar.errors import DriftError
 from escha_oscar.fsops import Kind, Root
 from escha_oscar.lock import STATE_DIR
@@ -49,6 +49,7 @@ def revert(
     progress = progress or NoProgress()
     root = Root(site_packages)
     if not root.full(STATE_DIR).exists():
+        memory.forget(root)
         return RevertSummary(Outcome.NOTHING)
     with recovery.writing(root, progress, wait_s) as signals:
         recovered = recovery.settle(root, progress, force=force)
@@ -77,6 +78,7 @@ def _revert(
     decision = decide.reversal(known, left, disk)
     saved = recovery.save_aside(root, edited)
     apply.run(root, "revert", decision, None, signals, progress, apply.new_identity())
+    memory.forget(root)
     steps = [step for step in decision.steps[:-1] if not bytecode.is_cache(step.path)]
     return RevertSummary(
         Outcome.REINSTALLED if replaced else Outcome.REVERTED,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from escha_oscar import journal, lock, state
+from escha_oscar import journal, lock, memory, state
 from escha_oscar.errors import RecoveryError
 from escha_oscar.fsops import Image, Kind, Root
 from escha_oscar.model import SourceId
@@ -81,7 +81,7 @@ def read_status(site_packages: Path) -> Status:
         return _status(condition, root, known, (), f"{unfinished.operation}, {running or 'cut off'}")
     detail = f"the last clean-up of a finished {unfinished.operation} is left to the next command" if unfinished else ""
     if known is None:
-        return _status(Condition.PRISTINE, root, None, (), detail)
+        return _unintegrated(root, detail)
     files = tuple(FileStatus(entry.path, condition_of(entry, root.image(entry.path))) for entry in known.files)
     return _status(classify(known, files), root, known, files, detail)
 
@@ -129,6 +129,18 @@ def _unfinished(root: Root) -> _Unfinished | None:
     except RecoveryError:
         return _Unfinished("an operation with a damaged journal", committed=False)
     return _Unfinished(begun.operation, root.image(journal.STATE_FILE).same_content(begun.commit.after))
+
+
+def _unintegrated(root: Root, detail: str) -> Status:
+    """Tell an environment whose wheel was installed anew, state and all, from one that never was integrated."""
+    note = memory.recall(root) if not detail and root.full("sglang").is_dir() else None
+    if note is None:
+        return Status(Condition.PRISTINE, root.path, detail=detail)
+    detail = "the wheel was installed anew and took the integration with it"
+    return Status(
+        Condition.REINSTALLED, root.path, note.source, note.kernels, note.tool_version, note.distribution, note.version,
+        (), detail,
+    )  # fmt: skip
 
 
 def _status(

@@ -53,6 +53,11 @@ def load(root: Root, digest: str) -> bytes:
     )
 
 
+def holds(root: Root, digest: str | None) -> bool:
+    """Return whether a blob with this digest is there, whole or not."""
+    return digest is not None and root.full(where(root, digest)).is_file()
+
+
 def where(root: Root, digest: str) -> str:
     """Return the path of the blob with this digest, relative to the root."""
     inside = f"{ORIGINALS}/{digest_of(digest)}"

@@ -86,17 +86,21 @@ def undo(root: Root, journal: Journal, overwrite: frozenset[str] = frozenset()) 
         if journal.steps[index].path not in foreign:
             _put_back(root, journal, index)
     _drop_bytecode(root, journal, after=False)
+    bytecode.remove_empty(root, (step.path for step in journal.steps))
     for folder in reversed(journal.made):
         bytecode.empty_cache(root, folder)
         root.remove_folder(folder)
     _sync_folders(root, journal)
-    _check(root, [step for step in journal.steps if step.path not in foreign], after=False)
+    strict = [step for step in journal.steps if step.path not in foreign and not bytecode.is_cache(step.path)]
+    _check(root, strict, after=False)
     _close(root)
     return tuple(sorted(foreign))
 
 
 def finish(root: Root, journal: Journal) -> None:
-    """Remove what a committed transaction leaves: folders it dropped, backups for its undo, the journal."""
+    """Remove what a committed transaction leaves: folders that it dropped or emptied, and the journal."""
+    if journal.commit.after.kind is Kind.ABSENT:
+        bytecode.remove_empty(root, (step.path for step in journal.steps))
     for folder in sorted(journal.dropped, key=lambda path: -path.count("/")):
         bytecode.empty_cache(root, folder)
         root.remove_folder(folder)
@@ -172,6 +176,9 @@ def _put_back(root: Root, journal: Journal, index: int) -> None:
         return
     if step.before.kind is Kind.ABSENT:
         root.remove(step.path)
+        return
+    if bytecode.is_cache(step.path) and not store.holds(root, step.before.sha256):
+        root.remove(step.path)  # an installer took the backups: Python compiles again
         return
     temporary = journal.temporary(index, undo=True)
     if step.before.kind is Kind.LINK:
