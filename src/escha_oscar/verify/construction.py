@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from escha_oscar.mapping import merges
 from escha_oscar.model import Finding, SymbolKind
@@ -39,8 +39,10 @@ def check_constructed(scope: Scope) -> Iterator[Finding]:
     if files is None:
         return
     mapped = _mapped_classes(scope)
-    for path, name, line in dict.fromkeys((*mapped, *_changed_classes(scope))):
-        if _is_constructed(scope.index, name, path, files):
+    patched = list(dict.fromkeys((*mapped, *_changed_classes(scope))))
+    idle = _unbuilt(scope.index, {name for _, name, _ in patched}, _likely_first(scope.files, files))
+    for path, name, line in patched:
+        if name not in idle:
             continue
         ours = (path, name, line) in mapped
         yield finding(
@@ -90,22 +92,25 @@ def _text(index: Index, path: str, node: Definition) -> list[bytes]:
     return (index.read(path) or b"").splitlines()[node.lineno - 1 : node.end_lineno]
 
 
-def _is_constructed(index: Index, name: str, home: str, files: tuple[str, ...]) -> bool:
-    word = re.compile(rb"\b" + name.encode() + rb"\b")
-    for path in sorted(files, key=lambda other: (_distance(home, other), other)):
-        data = index.read(path) or b""
-        if not word.search(data):
-            continue
-        if index.failure(path) is not None or _builds(index.nodes(path), name):
-            return True
-    return False
+def _likely_first(ours: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
+    """Return the files of the merge, then those beside them, then the rest: most classes are built near by."""
+    folders = {path.rpartition("/")[0] for path in ours}
+    rest = sorted(set(files) - set(ours), key=lambda path: (path.rpartition("/")[0] not in folders, path))
+    return [*ours, *rest]
 
 
-def _distance(home: str, other: str) -> int:
-    """Return how far apart two files lie, so that the likely places are read first."""
-    one, two = PurePosixPath(home).parts, PurePosixPath(other).parts
-    common = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    return len(one) + len(two) - 2 * common
+def _unbuilt(index: Index, names: set[str], files: list[str]) -> set[str]:
+    """Return the names that no file constructs; stops reading when none is left."""
+    pending = set(names)
+    for path in files:
+        if not pending:
+            break
+        words = re.compile(rb"\b(?:" + b"|".join(map(re.escape, (n.encode() for n in sorted(pending)))) + rb")\b")
+        met = {match.decode() for match in words.findall(index.read(path) or b"")}
+        if met:
+            broken = index.failure(path) is not None
+            pending -= {name for name in met if broken or _builds(index.nodes(path), name)}
+    return pending
 
 
 def _builds(nodes: tuple[ast.AST, ...], name: str) -> bool:

@@ -11,7 +11,7 @@ from escha_oscar.verify.codes import finding
 from escha_oscar.verify.index import Branch, Definition, Index, dotted, statements
 from escha_oscar.verify.scope import Scope
 
-_HEADS = {"A", "Annotated"}
+_HEADS = (b"A", b"Annotated")
 
 
 def check_undefined(scope: Scope) -> Iterator[Finding]:
@@ -40,9 +40,11 @@ def _undefined(index: Index, path: str) -> list[tuple[str, int]]:
         return []
     from pyflakes import checker, messages
 
-    # pyflakes writes into the tree it walks, and the next line rewrites annotations: parse afresh
-    module = _PlainAnnotations().visit(ast.parse(index.read(path) or b""))
-    found = checker.Checker(ast.fix_missing_locations(module), filename=path).messages
+    data, module = index.read(path) or b"", index.module(path)
+    if any(head + b"[" in data for head in _HEADS):
+        # the next line rewrites annotations, so it works on a tree of its own
+        module = ast.fix_missing_locations(_PlainAnnotations().visit(ast.parse(data)))
+    found = checker.Checker(module, filename=path).messages
     kinds = (messages.UndefinedName, messages.UndefinedLocal)
     return sorted((str(m.message_args[0]), int(m.lineno)) for m in found if isinstance(m, kinds))
 
@@ -63,7 +65,7 @@ class _PlainAnnotations(ast.NodeTransformer):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.annotation, ast.Subscript):
             return []
         head, inner = node.annotation.value, node.annotation.slice
-        if not (isinstance(head, ast.Name) and head.id in _HEADS and isinstance(inner, ast.Tuple)):
+        if not (isinstance(head, ast.Name) and head.id.encode() in _HEADS and isinstance(inner, ast.Tuple)):
             return []
         node.annotation = inner.elts[0]
         return [ast.copy_location(ast.Expr(value), value) for value in inner.elts[1:]]
