@@ -59,10 +59,13 @@ def integrate(
     """
     from escha_oscar.integrate import carry_out, prepare
     from escha_oscar.plan import Options
+    from escha_oscar.recovery import recover
     from escha_oscar.target.locate import locate
 
     target = locate(site_packages=site_packages, python=python, allow_upstream=allow_upstream)
     with progress_sink(quiet=as_json) as progress:
+        if not dry_run:
+            recover(target.site_packages, progress=progress)  # an interrupted run first: plan from whole files
         outcome = prepare(target, open_sources(source, progress), Options(kernels, strict), progress)
         if not dry_run:
             outcome = carry_out(outcome, progress, overlay)
