@@ -86,7 +86,8 @@ def undo(root: Root, journal: Journal, overwrite: frozenset[str] = frozenset()) 
         if journal.steps[index].path not in foreign:
             _put_back(root, journal, index)
     _drop_bytecode(root, journal, after=False)
-    bytecode.remove_empty(root, (step.path for step in journal.steps))
+    if journal.commit.before.kind is Kind.ABSENT:  # else an older integration had emptied them before
+        bytecode.remove_empty(root, (step.path for step in journal.steps))
     for folder in reversed(journal.made):
         bytecode.empty_cache(root, folder)
         root.remove_folder(folder)

@@ -1,0 +1,105 @@
+"""``escha-oscar revert`` and ``recover`` as typed: exit code, stdout, stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from escha_oscar.apply import apply_plan
+from escha_oscar.cli import main
+from tests.support.environments import MERGED, POOL, condition, make_environment, make_plan, snapshot
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    site = make_environment(tmp_path)
+    apply_plan(make_plan(site))
+    return site
+
+
+def test_revert_says_what_it_put_back_and_to_restart(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["revert", "--site-packages", str(site)]) == 0
+    said = capsys.readouterr().out
+    assert "put back 5 files, removed 2" in said
+    assert "restart" in said
+    assert condition(site).value == "pristine"
+
+
+def test_revert_twice_has_nothing_to_do(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["revert", "--site-packages", str(site)])
+    capsys.readouterr()
+    assert main(["revert", "--site-packages", str(site)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_revert_as_json(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["revert", "--json", "--site-packages", str(site)]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["outcome"] == "reverted"
+    assert POOL in done["restored"]
+    assert done["recovered"] is None
+
+
+def test_an_edit_is_refused_with_exit_3_and_a_next_command(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / POOL).write_bytes(b"edited\n")
+    assert main(["revert", "--site-packages", str(site)]) == 3
+    said = capsys.readouterr().err
+    assert POOL in said
+    assert "revert --force" in said
+    assert main(["revert", "--json", "--site-packages", str(site)]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "drift"
+    assert main(["revert", "--force", "--site-packages", str(site)]) == 0
+    assert "edited copy kept" in capsys.readouterr().out
+
+
+def test_no_such_directory_is_exit_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("revert", "recover"):
+        assert main([command, "--site-packages", str(tmp_path / "none")]) == 3
+        assert "no such directory" in capsys.readouterr().err
+
+
+def test_recover_with_nothing_to_do(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recover", "--site-packages", str(site)]) == 0
+    assert "no run was interrupted" in capsys.readouterr().out
+    assert main(["recover", "--json", "--site-packages", str(site)]) == 0
+    assert json.loads(capsys.readouterr().out)["recovered"] is None
+
+
+def test_recover_after_a_kill(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(site)
+    _kill_in_the_middle_of_a_revert(site)
+    assert main(["status", "--site-packages", str(site)]) == 7
+    assert "escha-oscar recover" in capsys.readouterr().out
+    assert main(["recover", "--json", "--site-packages", str(site)]) == 0
+    assert json.loads(capsys.readouterr().out)["recovered"]["operation"] == "revert"
+    assert snapshot(site) == before
+
+
+def test_the_interpreter_of_an_environment_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    library = next(venv.glob("lib/python3*"))
+    (library / "site-packages").rmdir()
+    made = make_environment(tmp_path / "made")
+    made.rename(library / "site-packages")
+    apply_plan(make_plan(library / "site-packages", {POOL: MERGED[POOL]}))
+    assert main(["status", "--json", "--python", str(venv / "bin/python")]) == 0
+    assert json.loads(capsys.readouterr().out)["condition"] == "integrated"
+    assert main(["revert", "--python", str(venv / "bin/python")]) == 0
+
+
+def _kill_in_the_middle_of_a_revert(site: Path) -> None:
+    program = (
+        "import os, signal, sys\nfrom escha_oscar import fsops, transaction, revert\nfrom pathlib import Path\n"
+        "transaction._finished_tree = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "revert.revert(Path(sys.argv[1]))\n"
+    )
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, "-c", program, str(site)], env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == -signal.SIGKILL

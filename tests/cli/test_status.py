@@ -1,0 +1,78 @@
+"""``escha-oscar status`` as typed: one word, its exit code, and the next command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from escha_oscar.apply import apply_plan
+from escha_oscar.cli import main
+from escha_oscar.overlay import write_overlay
+from tests.support.environments import POOL, make_environment, make_plan
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return make_environment(tmp_path)
+
+
+def _status(site: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, object], str]:
+    code = main(["status", "--json", "--site-packages", str(site)])
+    data = json.loads(capsys.readouterr().out)
+    assert main(["status", "--site-packages", str(site)]) == code == data["exit_code"]
+    return code, data, capsys.readouterr().out
+
+
+def test_pristine(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data, text = _status(site, capsys)
+    assert (code, data["condition"]) == (0, "pristine")
+    assert "pristine" in text
+
+
+def test_integrated_names_source_kernels_and_tool(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply_plan(make_plan(site, commit="b" * 40))
+    code, data, text = _status(site, capsys)
+    assert (code, data["condition"], data["kernels"]) == (0, "integrated", "native")
+    assert "b" * 40 in text
+    assert isinstance(data["files"], dict)
+    assert data["files"][POOL] == "merged"
+
+
+def test_modified_names_the_file(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply_plan(make_plan(site))
+    (site / POOL).write_bytes(b"edited\n")
+    code, data, text = _status(site, capsys)
+    assert (code, data["condition"], data["ok"]) == (3, "modified", False)
+    assert f"edited: {POOL}" in text
+    assert "next: escha-oscar revert --force" in text
+
+
+def test_overlay_names_the_installation(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data, _ = _status(write_overlay(make_plan(site), site, tmp_path / "overlay"), capsys)
+    assert (code, data["condition"]) == (0, "overlay")
+    assert str(site) in str(data["detail"])
+
+
+def test_reinstalled_says_to_integrate(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply_plan(make_plan(site))
+    (site / ".escha-oscar").rename(tmp_path / "gone")
+    code, data, text = _status(site, capsys)
+    assert (code, data["condition"]) == (0, "reinstalled")
+    assert "reinstalled, not integrated" in text
+    assert "next: escha-oscar integrate" in text
+
+
+def test_a_damaged_state_is_one_line_with_exit_3(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply_plan(make_plan(site))
+    (site / ".escha-oscar/state.json").write_bytes(b"{")
+    assert main(["status", "--site-packages", str(site)]) == 3
+    assert "state file is damaged" in capsys.readouterr().err
+
+
+def test_a_hostile_folder_name_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = tmp_path / "a\x1b[31mb"
+    hostile.mkdir()
+    assert main(["status", "--site-packages", str(hostile)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
