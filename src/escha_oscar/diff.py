@@ -8,25 +8,28 @@ from escha_oscar.model import Plan, PlannedFile
 
 
 def unified(plan: Plan) -> str:
-    """Return the unified diff of every planned file, headed ``a/`` and ``b/`` so that ``patch -p1`` takes it."""
-    return "".join(_file_diff(file) for file in plan.files)
+    """Return the unified diff of every planned file, with git's headers: ``patch -p1`` and ``git apply`` take it."""
+    return "".join(_header(file) + "".join(_body(file)) for file in plan.files if file.before != file.after)
 
 
 def line_counts(file: PlannedFile) -> tuple[int, int]:
     """Return how many lines a file gains and loses."""
-    lines = [line for line in _file_diff(file).splitlines()[2:] if line[:1] in "+-"]
-    added = sum(line.startswith("+") for line in lines)
-    return added, len(lines) - added
+    marks = [line[0] for line in _body(file)[2:]]
+    return marks.count("+"), marks.count("-")
 
 
-def _file_diff(file: PlannedFile) -> str:
+def _header(file: PlannedFile) -> str:
+    """Name the file; without this line a new empty file would not show at all."""
+    made = "new file mode 100644\n" if file.before is None else ""
+    return f"diff --git a/{file.path} b/{file.path}\n{made}"
+
+
+def _body(file: PlannedFile) -> list[str]:
     old = _lines(file.before or b"")
     new = _lines(file.after)
     source = f"a/{file.path}" if file.before is not None else "/dev/null"
-    out = []
-    for line in difflib.unified_diff(old, new, source, f"b/{file.path}", n=3):
-        out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    return "".join(out)
+    lines = difflib.unified_diff(old, new, source, f"b/{file.path}", n=3)
+    return [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
 
 
 def _lines(data: bytes) -> list[str]:
