@@ -81,9 +81,12 @@ def _harmless(line: bytes, allowed: set[str]) -> bool:
 def units(data: bytes) -> dict[str, list[bytes]]:
     """Return the lines of each function, method and module constant, and of each scope's loose statements, by name.
 
-    Repeated names are numbered; together the units hold every line of the file.
+    Repeated names are numbered; together the units hold every line of the file, the last one with its newline even
+    where the file has none: what is added below it needs one.
     """
     lines = data.splitlines(keepends=True)
+    if lines and not lines[-1].endswith((b"\n", b"\r")):
+        lines[-1] += b"\r\n" if lines[0].endswith(b"\r\n") else b"\n"
     spans: dict[str, list[bytes]] = {}
     owner_of = [_LOOSE] * len(lines)
     for name, first, last in _spans(ast.parse(data).body, ""):

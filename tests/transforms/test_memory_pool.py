@@ -189,7 +189,7 @@ def test_already_applied() -> None:
         ),
         pytest.param(
             "            self.store_dtype = torch.uint8\n",
-            "            self.store_dtype = torch.uint8\n        x = (torch.float8_e4m3fn, 0)\n",
+            "            self.store_dtype = torch.uint8\n            x = (torch.float8_e4m3fn, 0)\n",
             "if dtype in (torch.float8_e5m2, ...)", "2 matches", id="two lists of dtypes",
         ),
         pytest.param(PLAIN_BUFFERS, "", "self._create_buffers()", "nothing", id="buffers are made elsewhere"),
