@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar import lock
-from escha_oscar.apply import apply_plan
+from escha_oscar.apply import apply_plan, pristine_tree
 from escha_oscar.errors import LockedError
 from escha_oscar.fsops import Root
 from escha_oscar.progress import NoProgress
@@ -83,6 +83,15 @@ def test_our_own_lock_excludes_revert_during_verification(site: Path) -> None:
             revert(root, wait_s=0.1)
 
     apply_plan(make_plan(site), verify=meanwhile)
+
+
+def test_planning_while_another_process_writes_is_refused(site: Path) -> None:
+    def meanwhile(root: Path) -> None:
+        with pytest.raises(LockedError, match="is changing this environment: pid"):
+            pristine_tree(root)
+
+    apply_plan(make_plan(site), verify=meanwhile)
+    assert pristine_tree(site).read("sglang/srt/environ.py") == b"FIELDS = ['a']\n"
 
 
 def test_the_lock_is_the_same_through_a_linked_path(site: Path, tmp_path: Path) -> None:

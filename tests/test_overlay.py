@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar import fsops
+from escha_oscar.apply import apply_plan
 from escha_oscar.errors import ApplyError, TargetError, UsageError
 from escha_oscar.overlay import write_overlay
 from escha_oscar.status import OVERLAY_MARKER, Condition, read_status
@@ -80,6 +81,14 @@ def test_a_folder_that_is_something_else_is_refused(site: Path, tmp_path: Path, 
     with pytest.raises(UsageError):
         write_overlay(make_plan(site), site, tmp_path / where)
     assert snapshot(tmp_path) == before
+
+
+def test_over_an_integrated_installation_it_is_the_same_as_over_a_fresh_one(site: Path, tmp_path: Path) -> None:
+    fresh = snapshot(write_overlay(make_plan(site, MERGED_AGAIN), site, tmp_path / "fresh"))
+    apply_plan(make_plan(site))
+    dest = write_overlay(make_plan(site, MERGED_AGAIN), site, tmp_path / "overlay")
+    found = {name: entry for name, entry in snapshot(dest).items() if entry[0] == "file"}
+    assert found == {name: entry for name, entry in fresh.items() if entry[0] == "file"}
 
 
 def test_an_empty_folder_will_do(site: Path, tmp_path: Path) -> None:

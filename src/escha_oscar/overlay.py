@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from escha_oscar import __version__, fsops
+from escha_oscar.apply import pristine_tree
 from escha_oscar.errors import ApplyError, TargetError, UsageError
 from escha_oscar.journal import allowed
 from escha_oscar.model import Plan, SourceId, sha256
@@ -73,6 +74,7 @@ def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None
     progress.step("copying the package")
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(source / _PACKAGE, building / _PACKAGE, ignore=ignore)
+    _take_back(plan, source, building)
     progress.step("laying the merged files over it")
     for count, file in enumerate(plan.files, start=1):
         target = building / allowed(file.path)
@@ -82,6 +84,19 @@ def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None
             raise OSError(5, "a file read back differs from what was written", str(target))
         progress.advance(count, len(plan.files))
     fsops.atomic_write(building / OVERLAY_MARKER, _marker(plan, source), mode=0o644)
+
+
+def _take_back(plan: Plan, source: Path, building: Path) -> None:
+    """Where the installation itself is integrated, put back in the copy what this plan does not touch."""
+    pristine = pristine_tree(source)
+    planned = {file.path for file in plan.files}
+    for path in sorted(set(pristine.originals) - planned):
+        if path.startswith(f"{_PACKAGE}/"):
+            data = pristine.read(path)
+            if data is None:
+                (building / path).unlink(missing_ok=True)
+            else:
+                fsops.atomic_write(building / path, data)
 
 
 def _marker(plan: Plan, source: Path) -> bytes:

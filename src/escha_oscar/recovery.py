@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escha_oscar import state, store, transaction
-from escha_oscar.errors import RecoveryError, TargetError
+from escha_oscar.errors import LockedError, RecoveryError, TargetError
 from escha_oscar.fsops import Root
 from escha_oscar.journal import JOURNAL_FILE, Journal
-from escha_oscar.lock import STATE_DIR, exclusive
+from escha_oscar.lock import STATE_DIR, exclusive, holder
 from escha_oscar.progress import NoProgress, Progress
 from escha_oscar.signals import Deferred, deferred
 
@@ -29,9 +29,13 @@ class Recovery:
 
 
 def require_settled(root: Root) -> None:
-    """Raise RecoveryError where an interrupted, uncommitted run is on disk; reads only."""
+    """Refuse a tree that may be a mix: LockedError while another writes, RecoveryError after a cut; reads only."""
     journal = transaction.read_journal(root)
     if journal is not None and not transaction.is_committed(root, journal):
+        who = holder(root)
+        if who is not None:
+            message = f"another process is changing this environment: {who}"
+            raise LockedError(message, path=str(root.path), hint="wait for it to end, then run the same command again")
         raise RecoveryError(
             f"an interrupted {journal.operation} has to be resolved first",
             path=str(root.full(JOURNAL_FILE)),
