@@ -81,6 +81,13 @@ def test_recover_after_a_kill(site: Path, capsys: pytest.CaptureFixture[str]) ->
     assert snapshot(site) == before
 
 
+def test_a_mixed_tree_is_not_verified(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _kill_in_the_middle_of_a_revert(site)
+    assert main(["verify", "--json", "--level", "static", "--site-packages", str(site)]) == 7
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["hint"]) == ("recovery-needed", "escha-oscar recover")
+
+
 def test_the_interpreter_of_an_environment_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)

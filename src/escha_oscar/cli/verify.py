@@ -14,8 +14,10 @@ from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.errors import ExitCode, TargetError, UsageError
+from escha_oscar.fsops import Root
 from escha_oscar.model import Finding, Severity
 from escha_oscar.model_config import read_model_config
+from escha_oscar.recovery import require_settled
 from escha_oscar.target._owner import find_owner
 from escha_oscar.target._search import inherited_path, search_path
 from escha_oscar.verify.codes import Level
@@ -68,6 +70,8 @@ def _request(site_packages: Path | None, python: Path | None, options: dict[str,
     chosen = tuple(Level(level) for level in options["levels"])
     tree_wanted = _wants_tree(chosen, options, named=site_packages is not None or python is not None)
     root = environment(site_packages, python, for_writing=False) if tree_wanted else None
+    if root is not None:
+        require_settled(Root(root))  # a mix of old and new says nothing about either
     interpreter = _interpreter(root, site_packages, python)
     config = options["config"]
     return Request(
