@@ -13,10 +13,10 @@ import triton.language as tl
 
 
 @triton.jit
-def piece_length(kv_indptr, batch, pieces, TILE: tl.constexpr):
-    """Tokens per piece: a multiple of TILE such that the batch makes at most ``pieces + batch`` of them."""
+def piece_length(kv_indptr, batch, pieces, min_piece, TILE: tl.constexpr):
+    """Tokens per piece: a multiple of TILE, at least ``min_piece``, that makes at most ``pieces + batch`` of them."""
     total = tl.load(kv_indptr + batch) - tl.load(kv_indptr)
-    return tl.maximum(tl.cdiv(tl.cdiv(total, pieces), TILE), 1) * TILE
+    return tl.cdiv(tl.maximum(tl.cdiv(total, pieces), min_piece), TILE) * TILE
 
 
 @triton.jit
@@ -30,9 +30,9 @@ def piece_counts(kv_indptr, batch, length, BLOCK_B: tl.constexpr):
 
 
 @triton.jit
-def find_piece(kv_indptr, batch, pieces, piece, TILE: tl.constexpr, BLOCK_B: tl.constexpr):
+def find_piece(kv_indptr, batch, pieces, min_piece, piece, TILE: tl.constexpr, BLOCK_B: tl.constexpr):
     """Return ``(request, first token, end token)`` of ``piece``, as positions in kv_indices; request -1: no such piece."""
-    length = piece_length(kv_indptr, batch, pieces, TILE)
+    length = piece_length(kv_indptr, batch, pieces, min_piece, TILE)
     count, total = piece_counts(kv_indptr, batch, length, BLOCK_B)
     request = tl.sum((total <= piece).to(tl.int32), 0)
     before = tl.sum(tl.where(total <= piece, count, 0), 0)
@@ -47,7 +47,7 @@ def find_piece(kv_indptr, batch, pieces, piece, TILE: tl.constexpr, BLOCK_B: tl.
 
 @triton.jit
 def merge_kernel(
-    Mid_o, Mid_lse, Out, Out_lse, Sinks, kv_indptr, batch, pieces,
+    Mid_o, Mid_lse, Out, Out_lse, Sinks, kv_indptr, batch, pieces, min_piece,
     stride_mo, stride_ob, stride_oh, heads,
     D: tl.constexpr, TILE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_SINK: tl.constexpr, WRITE_LSE: tl.constexpr,
@@ -62,7 +62,7 @@ def merge_kernel(
     block_d = pid % num_d
     head = (pid // num_d) % heads
     request = pid // (num_d * heads)
-    length = piece_length(kv_indptr, batch, pieces, TILE)
+    length = piece_length(kv_indptr, batch, pieces, min_piece, TILE)
     count, total = piece_counts(kv_indptr, batch, length, BLOCK_B)
     b = tl.arange(0, BLOCK_B)
     mine = tl.sum(tl.where(b == request, count, 0), 0)

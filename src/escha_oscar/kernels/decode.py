@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ._decode_codes import COMPILED, HEADS_PER_PROGRAM, decode_codes_kernel
 from ._device import on_device, processors
 from ._scores import soft_cap, temperature
 from ._splits import find_piece, merge_kernel
@@ -30,7 +31,7 @@ def _dense_quarter(packed, scales, dims, valid, quarter: tl.constexpr, Q: tl.con
 @triton.jit
 def _decode_any_kernel(
     Q_rows, K_codes, V_codes, K_scales, V_scales, kv_indptr, kv_indices, Mid_o, Mid_lse,
-    batch, pieces, sm_scale, heads, group, tiles,
+    batch, pieces, min_piece, sm_scale, heads, group, tiles,
     stride_qb, stride_qh, stride_kct, stride_kch, stride_vct, stride_vch,
     stride_kst, stride_ksh, stride_vst, stride_vsh, stride_mo,
     DK: tl.constexpr, DV: tl.constexpr, GROUP_K: tl.constexpr, GROUP_V: tl.constexpr,
@@ -44,7 +45,7 @@ def _decode_any_kernel(
     piece = tl.program_id(0) // tiles
     kv_head = ((tl.program_id(0) % tiles) // tl.cdiv(group, BLOCK_H)).to(tl.int64)
     tile = (tl.program_id(0) % tiles) % tl.cdiv(group, BLOCK_H)
-    request, start, end = find_piece(kv_indptr, batch, pieces, piece, BLOCK_T, BLOCK_B)
+    request, start, end = find_piece(kv_indptr, batch, pieces, min_piece, piece, BLOCK_T, BLOCK_B)
     if request >= 0:
         h = tile * BLOCK_H + tl.arange(0, BLOCK_H)
         in_h = h < group
@@ -122,13 +123,30 @@ def _decode_any_kernel(
         tl.store(Mid_lse + piece * heads + head, top + tl.log2(norm), mask=in_h)
 
 
-# Programs of stage 1 that a multiprocessor should get.
-PROGRAMS_PER_PROCESSOR = 4
+def decode_config(head_dim: int, group_size: int, fast: bool) -> dict[str, int]:
+    """Tile, warps, stages of stage 1, and the programs that a multiprocessor should get."""
+    if not fast:
+        return {"BLOCK_T": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2, "resident": 4, "min_piece": 32}
+    return {"BLOCK_T": 32, "BLOCK_H": HEADS_PER_PROGRAM, "num_warps": 1, "num_stages": 3, "resident": 8, "min_piece": 64}
 
 
-def decode_config(group: int) -> dict[str, int]:
-    """Tile of the general stage-1 kernel."""
-    return {"BLOCK_T": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2}
+def _tiles_align(head_dim: int, group_size: int) -> bool:
+    """True when the codes kernel takes this head: groups that tile a quarter or whole quarters, powers of two."""
+    return head_dim >= 64 and head_dim & (head_dim - 1) == 0 and group_size >= 16 and group_size & (group_size - 1) == 0
+
+
+def _words(codes):
+    """``codes`` as 16-bit words, or None where an offset or a stride is odd."""
+    if codes.storage_offset() % 2 or codes.data_ptr() % 2 or any(s % 2 for s in codes.stride()[:-1]):
+        return None
+    return codes.view(torch.int16)
+
+
+def _pairs(scales):
+    """Float32 ``scales`` as 8-byte scale and zero pairs, or None where they are no such pairs."""
+    if scales.dtype != torch.float32 or scales.data_ptr() % 8 or any(s % 2 for s in scales.stride()[:-1]):
+        return None
+    return None if scales.storage_offset() % 2 else scales.view(torch.int64)
 
 
 def _checked(q, k_buffer, v_buffer, k_scales_zeros, v_scales_zeros, o, kv_indptr, kv_dtype):
@@ -181,28 +199,48 @@ def decode_attention_fwd_quantized(
     batch, heads, _ = q.shape
     if batch == 0:
         return
-    config = decode_config(group)
-    tiles = (heads // group) * triton.cdiv(group, config["BLOCK_H"])
-    pieces = max(1, processors(q) * PROGRAMS_PER_PROCESSOR // tiles - batch)
+    k_words, v_words = _words(k_buffer), _words(v_buffer)
+    fast = q.dtype != torch.float32 and k_words is not None and v_words is not None
+    fast = fast and _tiles_align(DK, group_k) and _tiles_align(DV, group_v)
+    config = decode_config(max(DK, DV), min(group_k, group_v), fast)
+    resident, min_piece = config.pop("resident"), config.pop("min_piece")
+    head_tiles = triton.cdiv(group, config["BLOCK_H"])
+    tiles = heads // group * head_tiles
+    pieces = max(1, processors(q) * resident // tiles - batch)
     mid_o, mid_lse = _scratch(attn_logits, attn_lse, pieces + batch, heads, DV, q.device)
     block_b = triton.next_power_of_2(batch)
     q = q if q.stride(-1) == 1 else q.contiguous()
+    shared = {
+        "DK": DK, "DV": DV, "GROUP_K": group_k, "GROUP_V": group_v, "BLOCK_B": block_b,
+        "LOGIT_CAP": float(logit_cap), "XAI_LEN": int(xai_temperature_len),
+    }  # fmt: skip
     with on_device(q):
-        _decode_any_kernel[((pieces + batch) * tiles,)](
-            q, k_buffer, v_buffer, k_scales_zeros, v_scales_zeros, kv_indptr, kv_indices, mid_o, mid_lse,
-            batch, pieces, sm_scale, heads, group, tiles,
-            q.stride(0), q.stride(1), k_buffer.stride(0), k_buffer.stride(1), v_buffer.stride(0), v_buffer.stride(1),
-            k_scales_zeros.stride(0), k_scales_zeros.stride(1), v_scales_zeros.stride(0), v_scales_zeros.stride(1),
-            heads * DV,
-            DK=DK, DV=DV, GROUP_K=group_k, GROUP_V=group_v,
-            BLOCK_QK=max(16, triton.next_power_of_2(DK // 4)), BLOCK_QV=max(16, triton.next_power_of_2(DV // 4)),
-            BLOCK_B=block_b, LOGIT_CAP=float(logit_cap), XAI_LEN=int(xai_temperature_len),
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **config,
-        )  # fmt: skip
-        block_d = min(64, triton.next_power_of_2(DV))
+        grid = ((pieces + batch) * tiles,)
+        if fast:
+            k_pairs, v_pairs = _pairs(k_scales_zeros), _pairs(v_scales_zeros)
+            paired = k_pairs is not None and v_pairs is not None
+            k_scales, v_scales = (k_pairs, v_pairs) if paired else (k_scales_zeros, v_scales_zeros)
+            decode_codes_kernel[grid](
+                q, k_words, v_words, k_scales, v_scales, kv_indptr, kv_indices, mid_o, mid_lse,
+                batch, pieces, min_piece, sm_scale, heads, group, head_tiles, tiles,
+                q.stride(0), q.stride(1), k_words.stride(0), k_words.stride(1), v_words.stride(0), v_words.stride(1),
+                k_scales.stride(0), k_scales.stride(1), v_scales.stride(0), v_scales.stride(1), heads * DV,
+                STAGES=config["num_stages"], PAIRED=paired, COMPILED=COMPILED, **shared, **config,
+            )  # fmt: skip
+        else:
+            _decode_any_kernel[grid](
+                q, k_buffer, v_buffer, k_scales_zeros, v_scales_zeros, kv_indptr, kv_indices, mid_o, mid_lse,
+                batch, pieces, min_piece, sm_scale, heads, group, tiles,
+                q.stride(0), q.stride(1), k_buffer.stride(0), k_buffer.stride(1),
+                v_buffer.stride(0), v_buffer.stride(1), k_scales_zeros.stride(0), k_scales_zeros.stride(1),
+                v_scales_zeros.stride(0), v_scales_zeros.stride(1), heads * DV,
+                BLOCK_QK=max(16, triton.next_power_of_2(DK // 4)), BLOCK_QV=max(16, triton.next_power_of_2(DV // 4)),
+                PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **shared, **config,
+            )  # fmt: skip
+        block_d = min(32, triton.next_power_of_2(DV))
         merge_kernel[(batch * heads * triton.cdiv(DV, block_d),)](
             mid_o, mid_lse, o, o if output_lse is None else output_lse, o if sinks is None else sinks,
-            kv_indptr, batch, pieces, heads * DV, o.stride(0), o.stride(1), heads,
-            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_S=16,
+            kv_indptr, batch, pieces, min_piece, heads * DV, o.stride(0), o.stride(1), heads,
+            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_S=128,
             HAS_SINK=sinks is not None, WRITE_LSE=output_lse is not None, num_warps=4,
         )  # fmt: skip

@@ -7,6 +7,9 @@ tokens; each piece is dequantised into the same small buffer and attended to, an
 tokens and writes the result, so a prefix of one piece keeps no state at all. A request finds its share of a piece
 through ``kv_indptr`` on the device: no length is read by the host.
 
+The state is bounded too: when the rows of a batch need more than STATE_BYTES of it, they go over the prefix in several
+passes, and what grows with neither prefix nor new tokens is all the memory that prefill takes.
+
 A tile of rows is ``tokens x heads of one KV group``, row ``r`` being token ``r // group`` and head ``r % group``; so a
 single new token (a decode row in a mixed batch) still fills ``group`` rows, and K and V are read once per group.
 """
@@ -23,7 +26,9 @@ from .dequant import launch_dequant
 from .layout import grouping_of
 
 #: Bytes of the one buffer that prefix pieces of K and V are expanded into.
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 6 << 20
+#: Bytes of the accumulators that wait between two pieces.
+STATE_BYTES = 24 << 20
 
 
 @triton.jit
@@ -76,7 +81,7 @@ def _attend(
 @triton.jit
 def _extend_kernel(
     Q, K_new, V_new, Out, K_piece, V_piece, State_o, State_top, State_norm, Sinks,
-    qo_indptr, kv_indptr, piece_first, piece_end, scale, heads, kv_heads, group, row_tiles,
+    qo_indptr, kv_indptr, piece_first, piece_end, scale, kv_heads, group, row_tiles, first_tile,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_ot, stride_oh,
     stride_pkt, stride_pkh, stride_pvt, stride_pvh,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -90,7 +95,7 @@ def _extend_kernel(
     LOG2E: tl.constexpr = 1.4426950408889634
     pid = tl.program_id(0)
     # Long rows first within a head: the last tile of a causal request has the most to do.
-    tile = row_tiles - 1 - pid % row_tiles
+    tile = first_tile + row_tiles - 1 - pid % row_tiles
     kv_head = ((pid // row_tiles) % kv_heads).to(tl.int64)
     request = pid // (row_tiles * kv_heads)
     q_first = tl.load(qo_indptr + request).to(tl.int64)
@@ -112,7 +117,7 @@ def _extend_kernel(
             factor = tl.full([BLOCK_M], 1.0, tl.float32)
             if XAI_LEN > 0:
                 factor = temperature((prefix_end - prefix_first).to(tl.int32) + token, XAI_LEN)
-            row = (q_first + token) * heads + head
+            row = pid.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
             state = State_o + row[:, None] * DV + dv[None, :]
             in_o = in_m[:, None] & (dv < DV)[None, :]
             if FIRST:
@@ -236,33 +241,39 @@ def extend_attention(
     pieces = max(1, triton.cdiv(prefix, span))
     k_piece = torch.empty((span if prefix else 1, kv_heads, DK), dtype=q.dtype, device=q.device)
     v_piece = torch.empty((span if prefix else 1, kv_heads, DV), dtype=q.dtype, device=q.device)
-    state_o = state_top = state_norm = k_piece
-    if pieces > 1:
-        state_o = torch.empty((tokens, heads, DV), dtype=torch.float32, device=q.device)
-        state_top, state_norm = torch.empty((2, tokens, heads), dtype=torch.float32, device=q.device)
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(max(DK, DV)))
     config = extend_config(block_d, q.element_size(), capability(q), max_len_extend * group)
     row_tiles = triton.cdiv(max_len_extend * group, config["BLOCK_M"])
+    tiles_a_pass = row_tiles
+    state_o = state_top = state_norm = k_piece
+    if pieces > 1:
+        rows_a_tile = kv_heads * requests * config["BLOCK_M"]
+        passes = triton.cdiv(row_tiles, max(1, STATE_BYTES // (rows_a_tile * DV * 4)))
+        tiles_a_pass = triton.cdiv(row_tiles, passes)
+        state_o = torch.empty((tiles_a_pass * rows_a_tile, DV), dtype=torch.float32, device=q.device)
+        state_top, state_norm = torch.empty((2, tiles_a_pass * rows_a_tile), dtype=torch.float32, device=q.device)
     with on_device(q):
-        for index in range(pieces):
-            first = index * span
-            rows = min(span, prefix - first)
-            end_of_prefix = kv_indptr[-1:]
-            launch_dequant(
-                k_buffer, k_scales_zeros, kv_indices, k_piece, head_dim=DK, first=first, rows=rows, limit=end_of_prefix
-            )
-            launch_dequant(
-                v_buffer, v_scales_zeros, kv_indices, v_piece, head_dim=DV, first=first, rows=rows, limit=end_of_prefix
-            )
-            _extend_kernel[(row_tiles * kv_heads * requests,)](
-                q, k, v, o, k_piece, v_piece, state_o, state_top, state_norm, o if sinks is None else sinks,
-                qo_indptr, kv_indptr, first, first + rows, sm_scale, heads, kv_heads, group, row_tiles,
-                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), o.stride(0), o.stride(1),
-                k_piece.stride(0), k_piece.stride(1), v_piece.stride(0), v_piece.stride(1),
-                DK=DK, DV=DV,
-                BLOCK_DK=max(16, triton.next_power_of_2(DK)), BLOCK_DV=max(16, triton.next_power_of_2(DV)),
-                FIRST=index == 0, LAST=index == pieces - 1, CAUSAL=causal, LOGIT_CAP=float(logit_cap),
-                XAI_LEN=int(xai_temperature_len), HAS_SINK=sinks is not None,
-                PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **config,
-            )  # fmt: skip
+        for first_tile in range(0, row_tiles, tiles_a_pass):
+            tiles = min(tiles_a_pass, row_tiles - first_tile)
+            for index in range(pieces):
+                first = index * span
+                rows = min(span, prefix - first)
+                for codes, scales, piece, dims in (
+                    (k_buffer, k_scales_zeros, k_piece, DK),
+                    (v_buffer, v_scales_zeros, v_piece, DV),
+                ):
+                    launch_dequant(
+                        codes, scales, kv_indices, piece, head_dim=dims, first=first, rows=rows, limit=kv_indptr[-1:]
+                    )
+                _extend_kernel[(tiles * kv_heads * requests,)](
+                    q, k, v, o, k_piece, v_piece, state_o, state_top, state_norm, o if sinks is None else sinks,
+                    qo_indptr, kv_indptr, first, first + rows, sm_scale, kv_heads, group, tiles, first_tile,
+                    q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+                    o.stride(0), o.stride(1), k_piece.stride(0), k_piece.stride(1), v_piece.stride(0), v_piece.stride(1),
+                    DK=DK, DV=DV,
+                    BLOCK_DK=max(16, triton.next_power_of_2(DK)), BLOCK_DV=max(16, triton.next_power_of_2(DV)),
+                    FIRST=index == 0, LAST=index == pieces - 1, CAUSAL=causal, LOGIT_CAP=float(logit_cap),
+                    XAI_LEN=int(xai_temperature_len), HAS_SINK=sinks is not None,
+                    PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **config,
+                )  # fmt: skip
