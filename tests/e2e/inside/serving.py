@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import inspect
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,3 +48,53 @@ def update_finished(req: Req) -> None:
     """Let a request see whether it has produced all its tokens; newer releases renamed the method."""
     check = getattr(req, "update_finish_state", None) or req.check_finished
     check()
+
+
+def device() -> str:
+    """Return where tensors live: ``cpu``, or ``cuda`` where the rig was told so."""
+    return os.environ.get("ESCHA_OSCAR_E2E_DEVICE", "cpu")
+
+
+def model_runner(shape: Any, pool: Any, requests: Any, place: str) -> Any:
+    """Return the little of a model runner that the Triton backend reads, on a single rank."""
+    args = server_args(attention_backend="triton")
+    _single_rank()
+    config = SimpleNamespace(
+        num_attention_heads=shape.q_heads,
+        get_num_kv_heads=lambda _tp: shape.kv_heads,
+        v_head_dim=shape.head_dim,
+        swa_v_head_dim=shape.head_dim,
+        context_len=shape.slots,
+        is_encoder_decoder=False,
+        attention_arch=None,
+    )
+    return SimpleNamespace(
+        server_args=args,
+        model_config=config,
+        req_to_token_pool=requests,
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=SimpleNamespace(),
+        sliding_window_size=None,
+        hybrid_gdn_config=SimpleNamespace() if shape.hybrid else None,
+        kimi_linear_config=None,
+        linear_attn_model_spec=None,
+        device=place,
+        gpu_id=0,
+        page_size=1,
+    )
+
+
+def _single_rank() -> None:
+    """Say that attention runs on one rank; no process group is made for that."""
+    from sglang.srt.distributed import parallel_state
+
+    parallel_state._ATTN_TP = SimpleNamespace(world_size=1, rank_in_group=0)
+
+
+def forward_context(backend: Any) -> Any:
+    """Return the context in which newer releases find the backend; older ones read it from the batch."""
+    try:
+        from sglang.srt.model_executor import forward_context as module
+    except ImportError:
+        return contextlib.nullcontext()
+    return module.forward_context(module.ForwardContext(attn_backend=backend))
