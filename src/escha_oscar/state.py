@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -107,7 +108,7 @@ def load(root: Root) -> State | None:
         return None
     if not stat.S_ISDIR(found.st_mode):
         raise TargetError("is not a directory of this tool", path=str(folder), hint=f"remove it: rm {folder}")
-    if found.st_mode & 0o022 or found.st_uid not in (0, root.path.stat().st_uid):
+    if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid(), root.path.stat().st_uid):
         raise TargetError("others may write the state directory", path=str(folder), hint=f"chmod 700 {folder}")
     try:
         data = root.read_private(STATE_FILE)

@@ -43,6 +43,7 @@ def execute(root: Root, work: Work, signals: Deferred, progress: Progress) -> No
         signals.check()
         store.write(root, JOURNAL_FILE, encode(journal))
         root.sync(STATE_DIR)
+        root.sync("")  # the state directory itself may be new
         _prepare(root, work, signals, progress)
         _swap_all(root, journal, signals, progress)
         _finished_tree(root, work, progress)
