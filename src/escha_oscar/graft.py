@@ -11,7 +11,7 @@ import ast
 import builtins
 import symtable
 import sys
-import textwrap
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,8 +64,11 @@ class SourceFile:
         """Return the dedented text of a statement with its decorators."""
         decorators = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(d.lineno for d in decorators)])
-        lines = self.text.splitlines(keepends=True)[first - 1 : node.end_lineno]
-        return textwrap.dedent("".join(lines)).rstrip() + "\n"
+        lines = [line.decode() for line in self.text.encode().splitlines(keepends=True)[first - 1 : node.end_lineno]]
+        indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+        inside = _lines_inside_strings(lines)
+        clean = [line if i in inside else line.removeprefix(indent) for i, line in enumerate(lines, start=1)]
+        return "".join(clean).rstrip() + "\n"
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,14 @@ class Base:
     def has_import(self, line: ast.Import | ast.ImportFrom, name: str) -> bool:
         """Return whether ``name`` of an import statement would be found in the target's environment."""
         if isinstance(line, ast.Import):
-            return all(self._external(alias.name) for alias in line.names)
+            return all(self._has_module(alias.name) for alias in line.names)
         module = line.module or ""
         if line.level:
             return False
         return self.resolver.has_name(module, name) if in_tree(module) else self._external(module)
+
+    def _has_module(self, module: str) -> bool:
+        return self.resolver.module_file(module) is not None if in_tree(module) else self._external(module)
 
     def _external(self, module: str) -> bool:
         return module.split(".")[0] in _ALWAYS_THERE | self.dependencies
@@ -203,7 +209,7 @@ class Chooser:
         assert self.pr is not None
         for line, name in _inner_imports(node):
             if not self.base.has_import(line, name):
-                return f"{line.module if isinstance(line, ast.ImportFrom) else name}.{name}"
+                return f"{line.module}.{name}" if isinstance(line, ast.ImportFrom) else name
         for name in free_names(self.pr.segment(node)):
             if name in seen or name in self.base.file.names or name in _BUILTINS:
                 continue
@@ -301,6 +307,12 @@ class Chooser:
         for symbol in self.row.symbols:
             if not symbol.public and symbol.name in self._helpers:
                 self._uses.append(SymbolUse(self.base.path, symbol.name, self._helpers[symbol.name].taken_from))
+
+
+def _lines_inside_strings(lines: list[str]) -> set[int]:
+    """Return the numbers of the lines that begin inside a string, whose white space is content."""
+    tokens = tokenize.generate_tokens(iter(lines).__next__)
+    return {number for token in tokens for number in range(token.start[0] + 1, token.end[0] + 1)}
 
 
 def free_names(text: str) -> list[str]:
