@@ -69,14 +69,15 @@ def clamp_head_tile(text: str) -> str:
     if launcher is None or any(isinstance(n, ast.Name) and n.id == "_safe_block_h" for n in ast.walk(launcher)):
         return text
     wanted = {"BLOCK_H", "kv_group_num"}
-    places = [s for s in launcher.body if isinstance(s, ast.Assign) and wanted & set(_assigned(s))]
-    if {name for s in places for name in _assigned(s)} & wanted != wanted:
+    places = [s for s in launcher.body if wanted & _assigned(s)]
+    if not wanted <= {name for s in places for name in _assigned(s)}:
         return text
     return textedit.splice(text, [textedit.after(places[-1], "BLOCK_H = _safe_block_h(BLOCK_H, kv_group_num)")])
 
 
-def _assigned(node: ast.Assign) -> list[str]:
-    return [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+def _assigned(node: ast.stmt) -> set[str]:
+    """Return the names that a statement binds, those of its inner blocks included."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def accept_fp16_rows(text: str) -> str:
