@@ -1,0 +1,74 @@
+"""The documentation held against the product: commands, options, exit codes, refusals, repairs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from escha_oscar import cli
+from escha_oscar.errors import ExitCode
+from escha_oscar.source.bundled import Bundled
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    absent = [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "index.md" and f"({p.name})" not in index]
+    assert absent == []
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Return every ``escha-oscar ...`` of a page's blocks, as words, continued lines joined."""
+    lines = "\n".join(m.group(0) for m in FENCE.finditer(page.read_text(encoding="utf-8")))
+    found = re.findall(r"(?:^|[ =(/])escha-oscar ((?:[a-z-]).*)$", re.sub(r"\\\n\s*", " ", lines), re.M)
+    cut = (re.split(r"\s#|[>|;&`)]", line)[0].strip('" ') for line in found)
+    return [shlex.split(line) for line in cut if line.split()[0] in cli.COMMANDS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_options_exist(name: str) -> None:
+    context = click.Context(cli.app)
+    for words in command_lines(ROOT / name):
+        command = cli.app.get_command(context, words[0])
+        assert command is not None
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        given = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+        assert given <= known, f"{words[0]}: {sorted(given - known)}"
+
+
+def test_the_examples_are_found_at_all() -> None:
+    assert len(command_lines(ROOT / "docs/moe.md")) > 10
+
+
+def test_every_exit_code_is_explained() -> None:
+    text = (ROOT / "docs/exit-codes.md").read_text(encoding="utf-8")
+    rows = {int(n) for cells in re.findall(r"^\| ([\d, ]+) \|", text, re.M) for n in cells.split(",")}
+    assert rows == {int(code) for code in ExitCode}
+
+
+def test_every_refused_option_is_listed() -> None:
+    source = Bundled.open().read("sglang/srt/server_args.py")
+    assert source is not None
+    strings = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    refused = {s for s in strings if isinstance(s, str) and re.fullmatch(r"--[a-z-]+", s)}
+    text = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
+    assert len(refused) > 10
+    assert sorted(option for option in refused if f"`{option}`" not in text) == []
+
+
+def test_every_repair_is_explained() -> None:
+    made = "".join((ROOT / "src/escha_oscar" / name).read_text() for name in ("repairs.py", "graft.py", "plan.py"))
+    names = set(re.findall(r'(?:Defect|Repair)\(\s*"([a-z0-9-]+)"', made))
+    names |= set(re.findall(r'fitted, "([a-z-]+)"', made))
+    text = (ROOT / "docs/how-the-merge-works.md").read_text(encoding="utf-8")
+    section = text.partition("## Repairs")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z0-9-]+)`", section, re.M)) == names
