@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from escha_oscar import fsops
 from escha_oscar.apply import apply_plan, pristine_tree
-from escha_oscar.errors import ApplyError, DriftError, TargetError
+from escha_oscar.errors import ApplyError, DriftError, StoppedError, TargetError
 from escha_oscar.model import Change, PlannedFile
 from escha_oscar.record import parse
 from escha_oscar.revert import revert
@@ -224,3 +226,47 @@ def test_nothing_to_write_says_so(site: Path) -> None:
     assert apply_plan(make_plan(site, {})).already
     assert snapshot(site) == stock
     assert condition(site).value == "pristine"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_noted_and_undone_between_two_steps(site: Path, number: signal.Signals) -> None:
+    stock, before = snapshot(site), signal.getsignal(number)
+
+    def impatient(root: Path) -> None:
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StoppedError, match=number.name) as caught:
+        apply_plan(make_plan(site), verify=impatient)
+    assert caught.value.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[number]
+    assert snapshot(site) == stock
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(site: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        apply_plan(make_plan(site), verify=lambda root: signal.raise_signal(signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert condition(site).value == "integrated"
+
+
+def test_it_works_outside_the_main_thread(site: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(apply_plan, make_plan(site)).result().already
+
+
+def test_metadata_that_lies_elsewhere_is_refused(site: Path, tmp_path: Path) -> None:
+    plan = make_plan(site)
+    with pytest.raises(TargetError, match="metadata lies elsewhere"):
+        apply_plan(replace(plan, target=replace(plan.target, dist_info=tmp_path)))
+
+
+def test_a_distribution_without_record_is_refused(site: Path) -> None:
+    plan = make_plan(site)
+    (site / RECORD).unlink()
+    before = snapshot(site)
+    with pytest.raises(TargetError, match="has no RECORD"):
+        apply_plan(plan)
+    assert snapshot(site) == before

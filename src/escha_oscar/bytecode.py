@@ -33,15 +33,6 @@ def drop(root: Root, sources: Iterable[str], *, keep: frozenset[str] = frozenset
     return count
 
 
-def empty_cache(root: Root, folder: str) -> None:
-    """Remove the ``__pycache__`` of a folder of ours, compiled files only."""
-    cache = f"{folder}/__pycache__"
-    for name in root.names(cache):
-        if name.endswith(".pyc"):
-            root.remove(f"{cache}/{name}")
-    root.remove_folder(cache)
-
-
 def remove_empty(root: Root, sources: Iterable[str]) -> None:
     """Remove the ``__pycache__`` of each source's folder where nothing is in it any more."""
     for folder in sorted({str(PurePosixPath(source).parent) for source in sources if source.endswith(".py")}):

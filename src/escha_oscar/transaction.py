@@ -90,7 +90,7 @@ def undo(root: Root, journal: Journal, overwrite: frozenset[str] = frozenset()) 
     if journal.commit.before.kind is Kind.ABSENT:  # else an older integration had emptied them before
         bytecode.remove_empty(root, (step.path for step in journal.steps))
     for folder in reversed(journal.made):
-        bytecode.empty_cache(root, folder)
+        root.remove_folder(f"{folder}/__pycache__")
         root.remove_folder(folder)
     _sync_folders(root, journal)
     strict = [step for step in journal.steps if step.path not in foreign and not bytecode.is_cache(step.path)]
@@ -104,7 +104,7 @@ def finish(root: Root, journal: Journal) -> None:
     if journal.commit.after.kind is Kind.ABSENT:
         bytecode.remove_empty(root, (step.path for step in journal.steps))
     for folder in sorted(journal.dropped, key=lambda path: -path.count("/")):
-        bytecode.empty_cache(root, folder)
+        root.remove_folder(f"{folder}/__pycache__")
         root.remove_folder(folder)
         root.sync(str(PurePosixPath(folder).parent))
     _close(root)

@@ -13,7 +13,7 @@ import pytest
 
 from escha_oscar.apply import apply_plan
 from escha_oscar.cli import main
-from tests.support.environments import MERGED, POOL, condition, make_environment, make_plan, snapshot
+from tests.support.environments import FILES, MERGED, POOL, RECORD, condition, make_environment, make_plan, snapshot
 
 
 @pytest.fixture
@@ -79,6 +79,43 @@ def test_recover_after_a_kill(site: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["recover", "--json", "--site-packages", str(site)]) == 0
     assert json.loads(capsys.readouterr().out)["recovered"]["operation"] == "revert"
     assert snapshot(site) == before
+
+
+def test_recover_keeps_an_edit_aside_when_forced(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _kill_in_the_middle_of_a_revert(site)
+    (site / POOL).write_bytes(b"edited\n")
+    assert main(["recover", "--site-packages", str(site)]) == 7
+    assert "recover --force" in capsys.readouterr().err
+    assert main(["recover", "--force", "--site-packages", str(site)]) == 0
+    said = capsys.readouterr().out
+    assert "an interrupted revert was undone" in said
+    kept = Path(said.partition("edited copy kept: ")[2].strip())
+    assert kept.read_bytes() == b"edited\n"
+    assert (site / POOL).read_bytes() == MERGED[POOL]
+
+
+def test_revert_recovers_first_and_says_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _kill_in_the_middle_of_a_revert(site)
+    assert main(["revert", "--site-packages", str(site)]) == 0
+    said = capsys.readouterr().out
+    assert "an interrupted revert was undone" in said
+    assert "put back 5 files" in said
+
+
+def test_recover_leaves_a_new_wheel_alone_and_says_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _kill_in_the_middle_of_a_revert(site)
+    for path in (POOL, RECORD):
+        (site / path).write_bytes(b"new wheel,,\n")
+    assert main(["recover", "--site-packages", str(site)]) == 0
+    assert f"left as found, changed by another program: {POOL}" in capsys.readouterr().out
+
+
+def test_revert_over_a_new_wheel_says_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (*FILES, RECORD):
+        (site / path).unlink(missing_ok=True)
+        (site / path).write_bytes(b"new wheel,,\n")
+    assert main(["revert", "--site-packages", str(site)]) == 0
+    assert "installed anew" in capsys.readouterr().out
 
 
 def test_a_mixed_tree_is_not_verified(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def recover(site_packages: Path | None, python: Path | None, force: bool, as_jso
     with progress_sink(quiet=as_json) as progress:
         done = recovering.recover(root, force=force, progress=progress)
     data: dict[str, Any] = {"site_packages": str(root), "recovered": _recovery(done)}
-    return Output("recover", as_json).emit(data, lambda console: _print_recovery(console, done))
+    return Output("recover", as_json).emit(data, lambda console: _print_recovery(console, root, done))
 
 
 def _record(done: RevertSummary) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _recovery(done: recovering.Recovery | None) -> dict[str, Any] | None:
 
 def _print(console: Console, root: Path, done: RevertSummary) -> None:
     if done.recovered is not None:
-        _print_recovery(console, done.recovered)
+        _print_recovery(console, root, done.recovered)
     if done.outcome is Outcome.NOTHING:
         line(console, f"nothing to do: {root} holds no integration")
         return
@@ -78,7 +78,7 @@ def _print(console: Console, root: Path, done: RevertSummary) -> None:
     line(console, _RESTART)
 
 
-def _print_recovery(console: Console, done: recovering.Recovery | None) -> None:
+def _print_recovery(console: Console, root: Path, done: recovering.Recovery | None) -> None:
     if done is None:
         line(console, "nothing to do: no run was interrupted")
         return
@@ -86,4 +86,4 @@ def _print_recovery(console: Console, done: recovering.Recovery | None) -> None:
     for path in done.left:
         line(console, f"left as found, changed by another program: {path}")
     for path in done.saved:
-        line(console, f"edited copy kept: {path}")
+        line(console, f"edited copy kept: {root / path}")
