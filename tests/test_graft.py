@@ -202,20 +202,55 @@ def load(rows):
 
 def test_helpers_and_imports_come_along_once() -> None:
     chosen = choose(CLOSURE, STORE, Symbol("load", F), donor=DONOR + "\n\ndef load(rows):\n    pass\n")
-    assert [g.name for g in chosen.helpers] == ["_first", "_deep", "SCALE", "_second"]
+    assert [g.name for g in chosen.helpers] == ["SCALE", "_deep", "_first", "_second"]
     assert sorted(chosen.imports) == [
         "from functools import partial as part",
         "from sglang.srt.other import there",
         "import math",
         "import sglang.srt.other as other",
     ]
-    assert chosen.helpers[2].text == "SCALE = 4\n"
+    assert chosen.helpers[0].text == "SCALE = 4\n"
+
+
+def test_a_helper_comes_after_what_it_needs_when_the_module_loads() -> None:
+    pr = """\
+def store(rows, loc):
+    return TABLE
+
+
+TABLE = _make(_Kind)
+
+
+@_mark
+def _make(kind):
+    return _again
+
+
+def _again():
+    return _make
+
+
+class _Kind(_Base):
+    pass
+
+
+class _Base:
+    pass
+
+
+def _mark(f):
+    return f
+"""
+    chosen = choose(pr)
+    names: dict[str, object] = {}
+    exec("".join(g.text for g in chosen.helpers) + chosen.text("store"), names)
+    assert names["TABLE"] is names["_again"]
 
 
 def test_names_of_the_wheel_are_reused() -> None:
     base = BASE + "\n\ndef _first():\n    return 0\n\n\nSCALE = 3\n"
     chosen = choose(CLOSURE, base=base)
-    assert [g.name for g in chosen.helpers] == ["_second", "_deep"]
+    assert [g.name for g in chosen.helpers] == ["_deep", "_second"]
     assert not any("torch" in line for line in chosen.imports)
 
 

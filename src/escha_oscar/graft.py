@@ -286,6 +286,8 @@ class Chooser:
                 helper = self._repaired(Graft(name, source.segment(node), graft.taken_from))
                 self._helpers[name] = helper
                 self._bring(helper, chosen)
+                # After what it needs: a constant, a decorator or a base class is evaluated when the module loads.
+                self._helpers[name] = self._helpers.pop(name)
 
     def _repaired(self, graft: Graft) -> Graft:
         text = graft.text

@@ -16,7 +16,7 @@ from escha_oscar.errors import AnchorError, SourceError, SymbolError, TargetErro
 from escha_oscar.graft import Base, Chooser, Chosen, SourceFile, glue_calls
 from escha_oscar.mapping import ROWS, copies, merges, row_for
 from escha_oscar.mapping.wheels import KERNELS_DIR
-from escha_oscar.model import Action, Change, Plan, PlannedFile, Repair, Row, SymbolKind, SymbolUse, Target
+from escha_oscar.model import Action, Change, Origin, Plan, PlannedFile, Repair, Row, SymbolKind, SymbolUse, Target
 from escha_oscar.progress import NoProgress, Progress
 from escha_oscar.source import Source
 from escha_oscar.transforms import TRANSFORMS, environ
@@ -271,8 +271,10 @@ class _Builder:
         copied = [f.after.decode() for f in self.files if f.change is Change.COPY]
         read = {name for text in (*self.code, *copied) for name in _envs_read(text)}
         for symbol in row.symbols:
-            source = "glue" if symbol.origin.value == "glue" else "pr" if symbol.name in theirs else "bundled"
-            self.uses.append(SymbolUse(environ.TARGET, symbol.name, source))
+            same = theirs.get(symbol.name) == fields[symbol.name]
+            source = "glue" if symbol.origin is Origin.GLUE else "pr" if same else "bundled"
+            why = "the pull request has another default" if source == "bundled" and symbol.name in theirs else ""
+            self.uses.append(SymbolUse(environ.TARGET, symbol.name, source, why))
         return {**fields, **{name: theirs[name] for name in sorted(read) if name in theirs and name not in fields}}
 
     # -- what is asked more than once
