@@ -72,3 +72,13 @@ def test_every_repair_is_explained() -> None:
     text = (ROOT / "docs/how-the-merge-works.md").read_text(encoding="utf-8")
     section = text.partition("## Repairs")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([a-z0-9-]+)`", section, re.M)) == names
+
+
+def test_every_setting_is_explained() -> None:
+    source = Bundled.open().read("sglang/srt/environ.py")
+    assert source is not None
+    assigned = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assign))
+    names = [t.id for node in assigned for t in node.targets if isinstance(t, ast.Name)]
+    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    assert len(names) > 5
+    assert [name for name in names if f"`{name}`" not in text] == []
