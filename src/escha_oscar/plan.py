@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import codecs
+import io
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -327,18 +330,22 @@ def parse(data: bytes, path: str) -> cst.Module:
 
 def _decoded(data: bytes, path: str) -> str:
     """Return the text of a Python file in its declared encoding; raises AnchorError with the offset of a bad byte."""
-    import io
-    import tokenize
-
+    # In the first two lines a bad byte already trips the detector, which does not say where it is.
+    encoding, problem = "utf-8", None
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
-        raise AnchorError("the file is not valid text", path=path, line=line, found=found) from None
     except (SyntaxError, LookupError) as error:
-        raise AnchorError(f"the file has no usable encoding: {error}", path=path, line=1) from None
+        problem = str(error)
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        start = error.start + (len(codecs.BOM_UTF8) if encoding == "utf-8-sig" else 0)
+        found = f"byte 0x{data[start]:02x} at offset {start}"
+        line = data.count(b"\n", 0, start) + 1
+        raise AnchorError("the file is not valid text", path=path, line=line, found=found) from None
+    if problem is not None:
+        raise AnchorError(f"the file has no usable encoding: {problem}", path=path, line=1)
+    return text
 
 
 def _refuse_foreign(row: Row, base: Base) -> None:
@@ -384,15 +391,18 @@ def _imports(module: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.append((node, guarded))
         if isinstance(node, ast.Try):
-            catches = any(
-                "Import" in ast.unparse(h.type) or "Exception" in ast.unparse(h.type) for h in node.handlers if h.type
-            )
-            stack += [(child, guarded or catches) for child in node.body]
+            stack += [(child, guarded or any(map(_catches_import, node.handlers))) for child in node.body]
             stack += [(child, guarded) for handler in node.handlers for child in handler.body]
+            stack += [(child, guarded) for child in (*node.orelse, *node.finalbody)]
             continue
         typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         stack += [(child, guarded or typing_only) for child in ast.iter_child_nodes(node)]
     return found
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    kinds = ast.unparse(handler.type) if handler.type is not None else "Exception"
+    return any(name in kinds for name in ("ImportError", "ModuleNotFoundError", "Exception"))
 
 
 __all__ = ["Options", "SourceError", "Sources", "build_plan", "exports_of", "kernel_files", "parse"]
