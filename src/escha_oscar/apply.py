@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -124,7 +123,7 @@ def run(
 
 def new_identity() -> str:
     """Return a fresh transaction id: 12 hex digits."""
-    return uuid.uuid4().hex[:12]
+    return os.urandom(6).hex()
 
 
 def _ours(root: Root, known: State | None) -> State | None:

@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import stat
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -267,7 +266,7 @@ def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:
     before = root.image(path.name)
     like = before if before.kind is Kind.FILE else Image(Kind.FILE, mode=_default_mode(), uid=-1, gid=-1)
     like = replace(like, mtime_ns=0, mode=like.mode if mode is None else mode)
-    temporary = f".{path.name}.{uuid.uuid4().hex[:12]}.tmp"
+    temporary = f".{path.name}.{os.urandom(6).hex()}.tmp"
     try:
         root.create(temporary, data, like)
         root.move(temporary, path.name)

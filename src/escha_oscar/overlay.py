@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def write_overlay(plan: Plan, source_site_packages: Path, dest: Path, progress: 
     progress = progress or NoProgress()
     dest, source = dest.absolute(), source_site_packages.resolve()
     _refuse(dest, source)
-    building = dest.parent / f".{dest.name}.{uuid.uuid4().hex[:12]}.tmp"
+    building = dest.parent / f".{dest.name}.{os.urandom(6).hex()}.tmp"
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         _build(plan, source, building, progress)
