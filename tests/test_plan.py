@@ -517,8 +517,8 @@ def test_a_parsed_file_comes_back_byte_for_byte(data: bytes) -> None:
 
 
 def test_a_panic_of_the_parser_becomes_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):  # noqa: N818 - what the parser's native part raises
-        pass
+    class PanicException(BaseException):
+        """What the parser's native part raises."""
 
     def panic(data: bytes) -> cst.Module:
         raise PanicException("index out of range")

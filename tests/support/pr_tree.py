@@ -1,4 +1,4 @@
-"""A small tree shaped like the pull request's, written for the tests: its paths, its public names, its known defects."""
+"""A small tree shaped like the pull request's, written for the tests: paths, public names, known defects."""
 
 from __future__ import annotations
 
@@ -292,12 +292,15 @@ FILES: dict[str, str] = {
 }
 
 
+_ID = SourceId("pr", "pull request in memory", PIN.commit, PIN.repository)
+
+
 @dataclass(frozen=True)
 class MemorySource:
     """A source held in memory."""
 
     files: Mapping[str, str | bytes] = field(default_factory=lambda: dict(FILES))
-    id: SourceId = SourceId("pr", "pull request in memory", PIN.commit, PIN.repository)
+    id: SourceId = _ID
 
     def read(self, path: str) -> bytes | None:
         """Return the file's bytes, or None."""
