@@ -58,11 +58,11 @@ TOLERANCE = {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 1e-5}
 HALF_STEP = 0.52
 
 
-def broken(name: str, answer: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the measured ``answer`` of a case: nothing where all is well."""
-    limit = TOLERANCE[CASES[name]["dtype"]]
+def broken(ran: Case, answer: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the measured ``answer`` of a case that ran: nothing where all is well."""
+    limit = TOLERANCE[ran["dtype"]]
     wrong = [f"step {i}: error {e:.2e} > {limit}" for i, e in enumerate(answer["outputs"]) if not e <= limit]
     # Lloyd-Max places its levels by the row's spread, not by its range.
-    if CASES[name].get("env") != LLOYD["env"] and not answer["stored"] <= HALF_STEP:
+    if ran.get("env") != LLOYD["env"] and not answer["stored"] <= HALF_STEP:
         wrong.append(f"a stored row lies {answer['stored']:.2f} steps off")
     return wrong

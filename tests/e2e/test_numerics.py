@@ -24,4 +24,4 @@ def measured(merged: Rig) -> dict[str, Any]:
 def test_attention_over_the_int2_cache_is_right(measured: dict[str, Any], name: str) -> None:
     steps = [step for step in CASES[name]["steps"] if step[0] != "share"]
     assert len(measured[name]["outputs"]) == len(steps)
-    assert not broken(name, measured[name])
+    assert not broken(CASES[name], measured[name])
