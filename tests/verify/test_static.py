@@ -110,6 +110,17 @@ def test_a_cell_size_without_scales_is_a_warning() -> None:
     assert report.ok
 
 
+@pytest.mark.parametrize(("later", "expected"), [("", ["pool-arguments"]), ("        pool_cls = Other\n", [])])
+def test_a_pool_class_is_followed_through_local_names(later: str, expected: list[str]) -> None:
+    files = mini_tree.merged_by_us()
+    files[MIXIN] = files[MIXIN].replace(
+        "            self.token_to_kv_pool = MHATokenToKVPool(self.size, self.kv_cache_dtype, **self._int2_pool_kwargs())\n",
+        "            pass\n        plain = MHATokenToKVPool\n        pool_cls = plain if self.fast else Other\n"
+        f"{later}        self.other_pool = pool_cls(self.size, self.kv_cache_dtype)\n\n\nclass Other:\n    pass\n",
+    )
+    assert codes(files) == expected
+
+
 def test_a_stock_tree_is_said_to_be_not_merged() -> None:
     files = {path: "x = 1\n" for path in mini_tree.merged_by_us()}
     assert codes(files) == ["not-merged"]

@@ -22,6 +22,8 @@ from escha_oscar.verify.index import (
 from escha_oscar.verify.scope import MOVED_ANCHORS, Scope
 
 _NEXT = "escha-oscar integrate --dry-run"
+#: What a count of bytes per token may call without counting scales there.
+_PLAIN_CALLS = {"int", "len", "max", "min", "sum", "getattr", "get_num_kv_heads", "get_attention_tp_size"}
 
 
 def check_dtype_branch(scope: Scope) -> Iterator[Finding]:
@@ -84,14 +86,12 @@ def _cell_size(path: str | None, module: ast.Module, function: Function) -> Iter
 
 
 def _counts_scales(module: ast.Module, branch: ast.If | ast.IfExp) -> bool:
-    """Return whether the branch, or a function of the module that it calls, speaks of scales or zeros."""
+    """Return whether the branch, or what it calls, speaks of scales or zeros; True where that is out of sight."""
     body: list[ast.AST] = list(branch.body) if isinstance(branch, ast.If) else [branch.body]
     called = {callee(call) for node in body for call in ast.walk(node) if isinstance(call, ast.Call)}
     helpers = [n for n in ast.walk(module) if isinstance(n, Function) and n.name in called]
-    # a helper that is imported is named for int2 and has its own file
-    return any(mentions(node, "scale", "zero") for node in (*body, *helpers)) or bool(
-        [name for name in called if "int2" in name and name not in {helper.name for helper in helpers}]
-    )
+    out_of_sight = called - {helper.name for helper in helpers} - _PLAIN_CALLS
+    return bool(out_of_sight) or any(mentions(node, "scale", "zero") for node in (*body, *helpers))
 
 
 def check_head_tile(scope: Scope) -> Iterator[Finding]:

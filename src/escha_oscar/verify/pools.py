@@ -130,23 +130,27 @@ def _fills_pool(init: Function, call: ast.Call) -> bool:
 def _constructions(scope: Scope, path: str | None, name: str) -> Iterator[tuple[ast.Call, int]]:
     module = scope.index.module(path) if path is not None else None
     for function in (n for n in ast.walk(module) if isinstance(n, Function)) if module is not None else ():
-        aliases = {name} | _aliases(function, name)
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and callee(call) in aliases:
+            if isinstance(call, ast.Call) and _is_class(function, callee(call), name, call.lineno):
                 yield call, call.lineno
 
 
-def _aliases(function: Function, name: str) -> set[str]:
-    """Return local names that hold the class, as in ``pool_cls = A if fast else B``."""
-    found: set[str] = set()
-    for node, _ in statements(function.body):
-        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call) and _names(node.value, name):
-            found.update(t.id for t in node.targets if isinstance(t, ast.Name))
-    return found
-
-
-def _names(node: ast.AST, name: str) -> bool:
-    return any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node))
+def _is_class(function: Function, held: str, name: str, line: int, depth: int = 4) -> bool:
+    """Return whether ``held`` can be the class at ``line``, by its last assignment before: ``A if fast else B``."""
+    if held == name:
+        return True
+    before = [
+        node
+        for node, _ in statements(function.body)
+        if isinstance(node, ast.Assign)
+        and node.lineno < line
+        and any(isinstance(target, ast.Name) and target.id == held for target in node.targets)
+    ]
+    last = max(before, key=lambda node: node.lineno, default=None)
+    if last is None or isinstance(last.value, ast.Call) or not depth:
+        return False
+    used = {inner.id for inner in ast.walk(last.value) if isinstance(inner, ast.Name)}
+    return any(_is_class(function, inner, name, last.lineno, depth - 1) for inner in used)
 
 
 def _takes_group(function: Function) -> bool:
