@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
+#: What newer click raises for a group without a command; its message is the whole help.
+_NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
 _COLOR: bool | None = None
 
 
@@ -71,7 +76,7 @@ class Output:
         if self.as_json:
             self._object({"ok": code == ExitCode.OK, "exit_code": int(code), **data})
         else:
-            text(console())
+            _to_reader(lambda: text(console()))
         return int(code)
 
     def say(self, text: str) -> None:
@@ -92,13 +97,25 @@ class Output:
         if self.as_json:
             record = {"code": "usage", "message": error.format_message(), "hint": f"{command} --help"}
             self._object({"ok": False, "exit_code": int(ExitCode.USAGE), "error": record})
+        elif isinstance(error, _NO_ARGUMENTS):
+            self.say(error.format_message())
         else:
             self.say(f"error[usage]: {error.format_message()}\n  next: {command} --help")
         return ExitCode.USAGE
 
     def _object(self, data: dict[str, Any]) -> None:
         head = {"schema_version": SCHEMA_VERSION, "command": self.command}
-        click.echo(json.dumps({**head, **data}, indent=2, ensure_ascii=True, default=str))
+        record = json.dumps({**head, **data}, indent=2, ensure_ascii=True, default=str)
+        _to_reader(lambda: click.echo(record))
+
+
+def _to_reader(write: Callable[[], None]) -> None:
+    """Write to stdout; where the reader has gone (``| head``) the exit code still carries the verdict."""
+    try:
+        write()
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich turns the former into the latter
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _error_record(error: EschaOscarError) -> dict[str, Any]:
