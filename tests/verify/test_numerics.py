@@ -174,7 +174,76 @@ def test_each_answer_has_its_finding(tmp_path: Path, name: str) -> None:
         assert "heads 6, 7" in report.findings[0].message
 
 
-def test_a_merge_without_placed_kernels_cannot_be_judged(tmp_path: Path) -> None:
+TREE = {
+    "sglang/QuantKernel/oscar_rotation_clip_int2_kv.py": """
+import torch
+from sglang.srt.mem_cache.kv_quant_kernels import reference
+
+
+@torch.cuda.nvtx.range(msg="store")
+def quantized_set_kv_int2_pretransformed_clip_triton(k, v, loc, kb, vb, ks, vs, clip_k, clip_v):
+    reference.store_kv(k, v, loc, kb, vb, ks, vs, clip_ratio_k=clip_k, clip_ratio_v=clip_v)
+""",
+    "sglang/srt/mem_cache/kv_quant_kernels.py": """
+import torch
+from sglang.QuantKernel.plain import reference
+
+
+def dequantize_kv_int2_triton(codes, pairs, head_dim, dtype):
+    slots = torch.arange(codes.shape[0], device=codes.device)
+    return reference.dequantize(codes, pairs, slots, head_dim=head_dim, dtype=dtype)
+""",
+    "sglang/srt/layers/attention/triton_ops/decode_attention.py": """
+from sglang.QuantKernel.plain import reference
+from sglang.srt.utils import is_hip
+
+BLOCK_H = 16 if is_hip() else 4
+"""
+    + STRADDLE,
+    "sglang/__init__.py": "raise ImportError('libcuda.so.1')\n",
+}
+
+
+def test_the_trees_own_kernels_are_judged_without_importing_sglang(
+    probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path / "sglang/QuantKernel/plain")
+    for path, text in TREE.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda.nvtx, "range", torch.cuda.nvtx.range)
+    before = set(sys.modules)
+    try:
+        decode = "sglang.srt.layers.attention.triton_ops.decode_attention"
+        answer = probe.main({"tree": str(tmp_path), "decode": decode, **SMALL})
+    finally:
+        for name in [name for name in set(sys.modules) - before if name.partition(".")[0] == "sglang"]:
+            del sys.modules[name]
+    assert "failure" not in answer
+    assert [check["heads"] for check in answer["checks"] if not check["ok"]] == [[6, 7]]
+    assert not any(check["name"].startswith("extend") for check in answer["checks"])
+
+
+def test_which_kernels_are_judged_follows_what_is_there(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Asked(Interpreter):
+        def ask(self, probe: str, spec: Any, timeout: float) -> Answered:
+            asked.append(dict(spec))
+            return Answered(None, "only asked")
+
+    package(tmp_path / KERNELS_DIR)
+    for path in TREE:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    for own in (True, False):
+        check_numerics(Asked(Path(sys.executable)), tmp_path, Shape(), own=own)
+    assert asked[0]["package"] == str(tmp_path / KERNELS_DIR) and "tree" not in asked[0]
+    assert asked[1]["tree"] == str(tmp_path) and asked[1]["decode"].endswith("triton_ops.decode_attention")
+
+
+def test_a_tree_without_kernels_cannot_be_judged(tmp_path: Path) -> None:
     report = check_numerics(Interpreter(Path(sys.executable)), tmp_path, Shape())
     assert [f.code for f in report.findings] == ["numerics-no-kernels"]
     assert CODES["numerics-no-kernels"].cannot_tell

@@ -1,4 +1,4 @@
-"""What an integration recorded about its tree: the tree before it, the kind of its source, the files it wrote."""
+"""What an integration recorded about its tree: the tree before it, the kind of its source, what it wrote."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Recorded:
     base: Tree | None = None
     source_kind: str | None = None
     changed: tuple[str, ...] = ()
+    kernels: str | None = None
 
 
 def recorded(site_packages: Path) -> Recorded:
@@ -33,4 +34,4 @@ def recorded(site_packages: Path) -> Recorded:
             base.read(path)
     except EschaOscarError:
         return Recorded()
-    return Recorded(base, known.source.kind, paths)
+    return Recorded(base, known.source.kind, paths, known.kernels)

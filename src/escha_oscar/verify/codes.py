@@ -115,7 +115,7 @@ _NUMERICS = (
     ),
     *_open(
         Level.NUMERICS,
-        ("numerics-no-kernels", "The tree has no placed kernel package to run by itself."),
+        ("numerics-no-kernels", "The tree has no INT2 kernels to run: neither placed ones nor its own."),
         ("numerics-cannot-tell", "No torch, no triton, or no answer from the interpreter."),
     ),
 )

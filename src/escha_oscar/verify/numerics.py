@@ -1,4 +1,4 @@
-"""Level numerics: the placed kernels against torch, in the server's interpreter, on its GPU if there is one."""
+"""Level numerics: the INT2 kernels against torch, in the server's interpreter, on its GPU if there is one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 from escha_oscar.budget import kv_heads_per_gpu, scale_groups
 from escha_oscar.errors import UsageError
-from escha_oscar.mapping.wheels import KERNELS_DIR
+from escha_oscar.mapping.wheels import DECODE_PATHS, KERNELS_DIR
 from escha_oscar.model import Finding, Report
 from escha_oscar.model_config import ModelConfig
 from escha_oscar.verify.codes import finding
 from escha_oscar.verify.subprocesses import Interpreter
 
 TIMEOUT = 600.0
+_COPIED = ("sglang/QuantKernel/oscar_rotation_clip_int2_kv.py", "sglang/srt/mem_cache/kv_quant_kernels.py")
 _HEAD_DIM, _GROUP_SIZE, _GROUP_NUM = 256, 32, 8
 
 
@@ -47,17 +48,33 @@ def shape_of(model: ModelConfig | None, tp: int | None, group_size: int | None) 
     return Shape(model.head_dim, model.v_head_dim, size, queries // kv_heads_per_gpu(model.num_kv_heads, ranks))
 
 
-def check_numerics(interpreter: Interpreter, site_packages: Path, shape: Shape, *, timeout: float = TIMEOUT) -> Report:
-    """Return the findings about the kernels placed in ``site_packages``."""
-    package = site_packages / KERNELS_DIR
-    if not (package / "__init__.py").is_file():
-        return Report((_no_package(package),), checks=1)
-    spec = {"package": str(package.resolve()), **shape.__dict__}
-    answered = interpreter.ask("numerics_probe", spec, timeout)
+def check_numerics(
+    interpreter: Interpreter, site_packages: Path, shape: Shape, *, own: bool = True, timeout: float = TIMEOUT
+) -> Report:
+    """Return the findings about the kernels in ``site_packages``.
+
+    ``own`` asks for the placed package; without it, or where there is none, the tree's own INT2 kernels are judged.
+    """
+    spec = _kernels(site_packages, own=own)
+    if spec is None:
+        return Report((_no_kernels(site_packages),), checks=1)
+    answered = interpreter.ask("numerics_probe", {**spec, **shape.__dict__}, timeout)
     if answered.data is None:
         return Report((_cannot(answered.reason),), checks=1)
-    found = tuple(_judge(answered.data, package, shape))
+    place = Path(spec.get("package") or site_packages / "sglang")
+    found = tuple(_judge(answered.data, place, shape))
     return Report(found, checks=max(1, len(answered.data.get("checks") or ())))
+
+
+def _kernels(site_packages: Path, *, own: bool) -> dict[str, str] | None:
+    """Return where the probe finds kernels: the placed package, else the modules that a merge by hand changed."""
+    package = site_packages / KERNELS_DIR
+    if own and (package / "__init__.py").is_file():
+        return {"package": str(package.resolve())}
+    decode = next((path for path in DECODE_PATHS if (site_packages / path).is_file()), None)
+    if decode is None or not all((site_packages / path).is_file() for path in _COPIED):
+        return None
+    return {"tree": str(site_packages.resolve()), "decode": decode.removesuffix(".py").replace("/", ".")}
 
 
 def _judge(data: dict[str, Any], package: Path, shape: Shape) -> Iterator[Finding]:
@@ -72,7 +89,7 @@ def _judge(data: dict[str, Any], package: Path, shape: Shape) -> Iterator[Findin
             path=str(package),
             expected="every kernel to run",
             found=str(data["failure"].get("trace"))[-400:],
-            hint="escha-oscar integrate  # places the kernels anew",
+            hint="escha-oscar integrate  # brings kernels that are known to agree",
         )
         return
     checks = data.get("checks") or []
@@ -101,17 +118,17 @@ def _wrong(check: dict[str, Any], package: Path, place: str) -> Finding:
         path=str(package),
         expected=f"an error of at most {check.get('bound')}",
         found=f"error {check.get('error')}",
-        hint="escha-oscar integrate  # places the kernels anew",
+        hint="escha-oscar integrate  # brings kernels that are known to agree",
     )
 
 
-def _no_package(package: Path) -> Finding:
+def _no_kernels(site_packages: Path) -> Finding:
     return finding(
         "numerics-no-kernels",
-        "this merge has no placed kernels that can be run by themselves",
-        path=str(package),
-        expected=KERNELS_DIR,
-        found="no such package (a hand merge, or --kernels pr)",
+        "this tree has no INT2 kernels to run",
+        path=str(site_packages),
+        expected=f"{KERNELS_DIR}, or {' and '.join(_COPIED)}",
+        found="neither",
         hint="escha-oscar verify --level static",
     )
 

@@ -1,11 +1,13 @@
 """Check the placed INT2 kernels against torch: ``python numerics_probe.py SPEC.json ANSWER.json``.
 
-SPEC names the package folder, the head sizes, the group size and the query heads per KV head. The reference below is
-written from the layout alone and shares no code with the package. sglang is not imported.
+SPEC names the folder of the placed package, or the tree and its decode module where there is none, and the head sizes,
+the group size and the query heads per KV head. The reference below is written from the layout alone and shares no code
+with the kernels. sglang is not imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -14,6 +16,7 @@ import os
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,56 @@ def load(folder: str) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class TreeKernels:
+    """The kernels that the tree's own modules offer, behind the placed package's interface; prefill has none.
+
+    The modules are loaded by themselves: their packages are stand-ins whose ``__init__`` never runs, and
+    ``sglang.srt.utils`` answers every question about the platform with no.
+    """
+
+    extend_attention = None
+
+    def __init__(self, root: str, decode: str) -> None:
+        for dotted in ("sglang.QuantKernel", "sglang.srt.mem_cache", decode.rpartition(".")[0]):
+            self._stand_in(root, dotted)
+        utils = types.ModuleType("sglang.srt.utils")
+        utils.__getattr__ = lambda _: lambda *args, **kwargs: False  # type: ignore[method-assign]
+        sys.modules["sglang.srt.utils"] = utils
+        self.clip = importlib.import_module("sglang.QuantKernel.oscar_rotation_clip_int2_kv")
+        self.rows = importlib.import_module("sglang.srt.mem_cache.kv_quant_kernels")
+        self.decode_attention_fwd_quantized = importlib.import_module(decode).decode_attention_fwd_quantized
+
+    @staticmethod
+    def _stand_in(root: str, dotted: str) -> None:
+        parts = dotted.split(".")
+        for end in range(1, len(parts) + 1):
+            name = ".".join(parts[:end])
+            module = types.ModuleType(name)
+            module.__path__ = [str(Path(root, *parts[:end]))]
+            sys.modules.setdefault(name, module)
+
+    def store_kv(self, k: Any, v: Any, loc: Any, *buffers: Any) -> None:
+        """Store rows that need no rotation, without clipping."""
+        self.clip.quantized_set_kv_int2_pretransformed_clip_triton(k, v, loc, *buffers, 0.0, 0.0)
+
+    def dequantize(self, codes: Any, pairs: Any, slots: Any, *, head_dim: int, dtype: Any) -> Any:
+        """Expand gathered rows."""
+        return self.rows.dequantize_kv_int2_triton(codes[slots], pairs[slots], head_dim, dtype)
+
+
+class Quiet(contextlib.ContextDecorator):
+    """Stands in for a profiler range in a torch that was built without CUDA."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        return
 
 
 def quantised(x: Any, group: int) -> tuple[Any, Any]:
@@ -216,7 +269,9 @@ def checks(package: Any, spec: dict[str, Any], device: str) -> list[dict[str, An
     found = [*store_check(case), *dequant_check(case)]
     shapes = [(1, group), STRADDLE] if device == "cpu" else [(1, group), (STRADDLE[0], group), STRADDLE]
     found += [decode_check(case, batch, heads) for batch, heads in dict.fromkeys(shapes)]
-    return [*found, extend_check(case, group)]
+    if package.extend_attention is not None:
+        found.append(extend_check(case, group))
+    return found
 
 
 def main(spec: dict[str, Any]) -> dict[str, Any]:
@@ -229,6 +284,7 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
         has_gpu = torch.cuda.is_available()
         if not has_gpu:
             os.environ["TRITON_INTERPRET"] = "1"
+            torch.cuda.nvtx.range = Quiet
         import triton
 
         answer["versions"] = {"torch": torch.__version__, "triton": triton.__version__}
@@ -238,7 +294,8 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
         answer["unusable"] = f"{type(error).__name__}: {error}"[:1000]
         return answer
     try:
-        answer["checks"] = checks(load(spec["package"]), spec, device)
+        package = load(spec["package"]) if spec.get("package") else TreeKernels(spec["tree"], spec["decode"])
+        answer["checks"] = checks(package, spec, device)
     except Exception as error:  # whatever a kernel raises is the finding
         answer["failure"] = {
             "message": f"{type(error).__name__}: {error}"[:1000],
