@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def main(operation: str, site: Path, uid: int | None = None) -> int:
     try:
         work[operation]()
     except EschaOscarError as error:
-        sys.stderr.write(f"{error}; next: {error.hint}; found: {error.found}")
+        with contextlib.suppress(OSError):  # the fault may be that nothing can be written
+            os.write(2, f"{error}; next: {error.hint}; found: {error.found}".encode())
         return int(error.exit_code)
     return 0
 
