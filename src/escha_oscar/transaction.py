@@ -22,6 +22,7 @@ from escha_oscar.signals import Deferred
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RECOVER = "escha-oscar recover"
+_AS_OWNER = "run it as the environment's owner, or leave it alone: escha-oscar integrate --overlay DIR"
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _translated(error: BaseException, left: tuple[str, ...]) -> BaseException:
 def rolled_back(error: OSError | EschaOscarError, found: str | None = None) -> ApplyError:
     """Return the error to raise once the tree is as it was."""
     if isinstance(error, OSError):
-        hint = "free some space and run it again" if error.errno in _NO_SPACE else "escha-oscar integrate --overlay DIR"
+        hint = "free some space and run it again" if error.errno in _NO_SPACE else _AS_OWNER
         message = f"{_reason(error)}; the tree is as it was before"
         return ApplyError(message, path=error.filename, found=found, hint=hint)
     message = f"{error.message}; the tree is as it was before"
