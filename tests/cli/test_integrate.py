@@ -130,7 +130,7 @@ def test_a_local_repository_serves_as_the_pull_request(integrate: Integrate, sit
     pull = make_pull_repository(tmp_path / "pr.git", FILES)
     options = ("--pr-repo", str(pull.path), "--pr-commit", pull.pinned)
     before = snapshot(site)
-    code, out, err = integrate(*options, bundled=False)
+    code, out, _ = integrate(*options, bundled=False)
     assert code == 0
     assert "from the pull request" in out
     assert "  load_oscar_rotations: bundled, because a call does not fit: unknown keyword layer_ids" in out
