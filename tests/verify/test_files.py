@@ -11,7 +11,8 @@ import pytest
 from escha_oscar.apply import apply_plan
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Severity
-from escha_oscar.status import Condition, Status
+from escha_oscar.overlay import write_overlay
+from escha_oscar.status import OVERLAY_MARKER, Condition, Status
 from escha_oscar.verify import files
 from escha_oscar.verify.before import recorded
 from escha_oscar.verify.codes import CODES, Level
@@ -141,6 +142,16 @@ def test_the_shadow_is_named_with_the_tree_that_python_would_import(site: Path, 
     assert codes(site, (site, overlay)) == []
 
 
+def test_a_shadow_tree_is_judged_by_the_wheel_behind_it(tmp_path: Path) -> None:
+    site = make_environment(tmp_path / "env")
+    shadow = write_overlay(make_plan(site), site, tmp_path / "shadow")
+    assert codes(shadow) == ["overlay"]
+    (site / INFO / "METADATA").write_text("Metadata-Version: 2.1\nName: escha\nVersion: 1.0.3+qwen3moe\n")
+    assert codes(shadow) == ["overlay-stale"]
+    (shadow / OVERLAY_MARKER).write_text("{}")
+    assert codes(shadow) == ["record-damaged"]
+
+
 def test_the_record_gives_back_the_tree_before(site: Path) -> None:
     known = recorded(site)
     assert known.base is not None and known.source_kind == "pr" and POOL in known.changed
@@ -160,4 +171,5 @@ def test_a_damaged_record_counts_as_none(site: Path) -> None:
 def test_every_files_code_is_met_here() -> None:
     met = {code for _, code in BROKEN.values()}
     met |= {"not-merged-yet", "no-record", "owner-unclear", "shadowed", "interrupted", "running"}
+    met |= {"overlay", "overlay-stale"}
     assert met == {name for name, code in CODES.items() if code.level is Level.FILES}

@@ -55,6 +55,8 @@ _FILES = (
         ("shadowed", _ERROR, "Another sglang comes first on the import path."),
         ("two-owners", _ERROR, "Two distributions own sglang/, so either can undo the other."),
         ("owner-unclear", _WARNING, "No installed distribution owns sglang/: a reinstall would not be noticed."),
+        ("overlay", _INFO, "A shadow tree, and the wheel behind it is the one that it was made from."),
+        ("overlay-stale", _ERROR, "The wheel behind a shadow tree was replaced since."),
         ("leftover", _WARNING, "A file of an older integration or patch run lies about."),
     ),
     *_open(Level.FILES, ("running", "Another process is changing the environment right now.")),

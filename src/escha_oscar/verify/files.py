@@ -11,7 +11,8 @@ from escha_oscar.fsops import Root
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Finding, Report
-from escha_oscar.status import Condition, FileCondition, FileStatus, Status, read_status
+from escha_oscar.overlay import read_marker
+from escha_oscar.status import OVERLAY_MARKER, Condition, FileCondition, FileStatus, Status, read_status
 from escha_oscar.target._owner import find_owner
 from escha_oscar.target._search import offers, same
 from escha_oscar.tree import DiskTree
@@ -27,29 +28,60 @@ _FILE_CODES = {
 
 def check_files_on_disk(site_packages: Path, search_path: Sequence[Path] = ()) -> Report:
     """Return the findings about the files of ``site_packages``; ``search_path`` is where Python looks, in order."""
+    is_overlay = (site_packages / OVERLAY_MARKER).is_file()
     found = [
-        *_conditions(site_packages),
+        *(_overlay(site_packages) if is_overlay else _conditions(site_packages)),
         *_shadows(site_packages, search_path),
-        *_owners(site_packages),
+        *(() if is_overlay else _owners(site_packages)),
         *_leftovers(site_packages),
     ]
     return Report(tuple(found), checks=4)
+
+
+def _overlay(site_packages: Path) -> Iterator[Finding]:
+    """Judge a shadow tree by the wheel that it was made from."""
+    try:
+        marker = read_marker(site_packages)
+        owner = find_owner(Path(marker["shadows"]))
+    except TargetError as error:
+        yield _damaged(error)
+        return
+    made_from, now = f"{marker['distribution']} {marker['version']}", f"{owner.name} {owner.version}"
+    if made_from != now:
+        yield finding(
+            "overlay-stale",
+            "the wheel behind this shadow tree was replaced since",
+            path=str(marker["shadows"]),
+            expected=made_from,
+            found=now,
+            hint=f"escha-oscar integrate --site-packages {marker['shadows']} --overlay <another folder>",
+        )
+        return
+    yield finding(
+        "overlay",
+        f"a shadow of {marker['shadows']}: it takes effect where it comes first on PYTHONPATH",
+        found=f"made from {made_from}",
+    )
 
 
 def _conditions(site_packages: Path) -> Iterator[Finding]:
     try:
         status = read_status(site_packages)
     except TargetError as error:
-        yield finding(
-            "record-damaged",
-            f"the integration's record cannot be used: {error.message}",
-            path=error.path,
-            expected=error.sought or "a whole record",
-            found=error.found or "a damaged one",
-            hint=error.hint or "pip install --force-reinstall --no-deps WHEEL, then escha-oscar integrate",
-        )
+        yield _damaged(error)
         return
     yield from _condition(status)
+
+
+def _damaged(error: TargetError) -> Finding:
+    return finding(
+        "record-damaged",
+        f"the integration's record cannot be used: {error.message}",
+        path=error.path,
+        expected=error.sought or "a whole record",
+        found=error.found or "a damaged one",
+        hint=error.hint or "pip install --force-reinstall --no-deps WHEEL, then escha-oscar integrate",
+    )
 
 
 def _condition(status: Status) -> Iterator[Finding]:

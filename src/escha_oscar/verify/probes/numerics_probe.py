@@ -22,6 +22,8 @@ from typing import Any
 
 #: largest error allowed in float16, relative to the largest reference value of the same head
 BOUND = 1e-2
+#: largest share of codes that may differ from torch by one step
+STORE_BOUND = 1e-3
 KV_HEADS = 2
 #: batch and query heads per KV head at which a tile of four heads would cover two KV heads
 STRADDLE = (16, 6)
@@ -102,12 +104,17 @@ def quantised(x: Any, group: int) -> tuple[Any, Any]:
     return (a | b << 2 | c << 4 | d << 6).to(torch.uint8), torch.cat([scale, zero], dim=-1).flatten(-2)
 
 
-def expanded(packed: Any, pairs: Any, group: int) -> Any:
-    """Return the float64 rows that codes and scale/zero pairs stand for."""
+def unpacked(packed: Any) -> Any:
+    """Return the codes of packed rows as int32."""
     import torch
 
     p = packed.to(torch.int32)
-    codes = torch.cat([p >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).double()
+    return torch.cat([p >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+
+
+def expanded(packed: Any, pairs: Any, group: int) -> Any:
+    """Return the float64 rows that codes and scale/zero pairs stand for."""
+    codes = unpacked(packed).double()
     sz = pairs.double().unflatten(-1, (-1, 2)).repeat_interleave(group, dim=-2)
     return (codes - sz[..., 1]) * sz[..., 0]
 
@@ -179,19 +186,21 @@ def per_head(name: str, got: Any, want: Any) -> dict[str, Any]:
 
 
 def store_check(case: Case) -> list[dict[str, Any]]:
-    """Codes bit for bit, and scale/zero pairs, of both K and V."""
+    """Codes and scale/zero pairs of both K and V.
+
+    A value on the border between two codes may fall to either side when a division is contracted, so a few codes may
+    differ by one step and none by more.
+    """
     import torch
 
     found: list[dict[str, Any]] = []
     for which, (name, rows) in enumerate((("K", case.k), ("V", case.v))):
         packed, pairs = quantised(rows, case.spec["group_size"])
-        stored, got = case.buffers[which][case.loc], case.pairs[which][case.loc]
-        wrong = float((stored != packed).double().mean())
-        close = torch.allclose(got, pairs, rtol=1e-5, atol=1e-5)
-        # a value on the border between two codes may fall to either side when a division is contracted
-        found.append(
-            {"name": f"store {name}", "ok": wrong <= 1e-3 and close, "heads": [], "error": wrong, "bound": 1e-3}
-        )
+        steps = (unpacked(case.buffers[which][case.loc]) - unpacked(packed)).abs()
+        differing = float((steps > 0).double().mean())
+        close = torch.allclose(case.pairs[which][case.loc], pairs, rtol=1e-5, atol=1e-5)
+        ok = differing <= STORE_BOUND and int(steps.max()) <= 1 and close
+        found.append({"name": f"store {name}", "ok": ok, "heads": [], "error": differing, "bound": STORE_BOUND})
     return found
 
 
