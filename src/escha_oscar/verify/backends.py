@@ -107,7 +107,9 @@ def check_head_tile(scope: Scope) -> Iterator[Finding]:
         launcher = function_named(module, name)
         if launcher is not None and not _clamped(launcher):
             message = f"{name} does not clamp its head tile to the KV group"
-            yield _report("head-tile-clamp-missing", message, path, launcher.lineno, "BLOCK_H from _safe_block_h(...)")
+            yield _report(
+                "head-tile-clamp-missing", message, path, launcher.lineno, "BLOCK_H from _safe_block_h(...)", "no clamp"
+            )
 
 
 def _clamped(launcher: Function) -> bool:
@@ -140,7 +142,7 @@ def _bound_twice(path: str, kernel: Function) -> Iterator[Finding]:
             seen[name] += 1
             if seen[name] == 1:
                 message = f"{kernel.name} binds the constexpr {name} twice"
-                yield _report("constexpr-bound-twice", message, path, node.lineno, "one binding, or two names")
+                yield _report("constexpr-bound-twice", message, path, node.lineno, "one binding, or two names", "two")
         sides.setdefault(name, []).append(branch)
 
 
@@ -157,13 +159,18 @@ def check_fp16(scope: Scope) -> Iterator[Finding]:
     function = function_named(module, "_vectorized_elems_per_thread") if module is not None else None
     if function is not None and not _accepts_float16(function):
         message = "the clip launcher does not accept float16"
-        yield _report("fp16-not-accepted", message, path, function.lineno, "float16 beside bfloat16")
+        yield _report(
+            "fp16-not-accepted", message, path, function.lineno, "float16 beside bfloat16", "a dtype set without it"
+        )
 
 
 def _accepts_float16(function: Function) -> bool:
+    """Return whether the function names float16, or refuses no dtype at all."""
+    if not any(isinstance(node, ast.Raise | ast.Assert) for node in ast.walk(function)):
+        return True
     words = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
     words |= {n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    return bool(words & {"float16", "half", "itemsize", "element_size"})
+    return bool(words & {"float16", "half"})
 
 
 def check_registrations(scope: Scope) -> Iterator[Finding]:
@@ -198,5 +205,5 @@ def _registered(module: ast.Module) -> Iterator[str]:
         yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
-def _report(code: str, message: str, path: str | None, line: int | None, expected: str) -> Finding:
-    return finding(code, message, path=path, line=line, expected=expected, found="none", hint=_NEXT)
+def _report(code: str, message: str, path: str | None, line: int | None, expected: str, found: str = "none") -> Finding:
+    return finding(code, message, path=path, line=line, expected=expected, found=found, hint=_NEXT)
