@@ -18,6 +18,20 @@ CLIP = "sglang/QuantKernel/oscar_rotation_clip_int2_kv.py"
 PREFILL = "sglang/srt/layers/attention/quantized_kv_prefill.py"
 KV_QUANT = "sglang/srt/mem_cache/kv_quant_kernels.py"
 
+CONFIGURATOR = "sglang/srt/model_executor/pool_configurator.py"
+CELL_SIZE = """
+import torch
+
+
+class DefaultPoolConfigurator:
+    def _compute_cell_size(self, mr, num_layers):
+        return num_layers * torch._utils._element_size(mr.kv_cache_dtype)
+
+
+def build():
+    return DefaultPoolConfigurator()
+"""
+
 Files = dict[str, str]
 
 
@@ -227,6 +241,25 @@ BROKEN_OURS: dict[str, tuple[str, Callable[[Files], None]]] = {
         "packed-head-dim",
         Edit(POOL, '        if self.dtype == "int2":\n            return self.full_kv_pool.v_head_dim\n        return', "        return"),
     ),
+    "an accessor that does not reach the inner pool": (
+        "hybrid-forwarding",
+        Edit(
+            POOL,
+            "        return self.full_kv_pool.get_key_scales_zeros(self._transfer_full_attention_id(layer_id))",
+            "        return self.scales[self._transfer_full_attention_id(layer_id)]",
+        ),
+    ),
+    "a module that is not there": ("unresolved-import", append(KV_QUANT, "\n\nimport sglang.srt.nowhere\n")),
+    "a star import of nothing": ("unresolved-import", append(KV_QUANT, "\n\nfrom sglang.srt.nowhere import *\n")),
+    "too many dots": ("unresolved-import", append(KV_QUANT, "\n\nfrom .nowhere import x\n")),
+    "an argument is given twice": (
+        "call-signature",
+        Edit(DECODE, "sm_scale, logit_cap=logit_cap)", "sm_scale, logit_cap, logit_cap=logit_cap)"),
+    ),
+    "a cell size that moved to another file": (
+        "cell-size",
+        lambda files: files.update({CONFIGURATOR: CELL_SIZE}),
+    ),
     "the escha entries are gone": (
         "escha-registration",
         Edit(
@@ -260,6 +293,11 @@ def _renamed(files: Files, path: str, old: str, new: str) -> None:
 
 
 BROKEN_BY_HAND: dict[str, tuple[str, str, Callable[[Files], None]]] = {
+    "decode keeps the stock kernel": (
+        "backend-int2-missing",
+        "decode_attention_fwd_quantized",
+        lambda files: files.update({BACKEND: _stock_decode(files[BACKEND])}),
+    ),
     "rotations are not forwarded": (
         "hybrid-forwarding",
         "get_oscar_rotation",
@@ -307,6 +345,14 @@ BROKEN_BY_HAND: dict[str, tuple[str, str, Callable[[Files], None]]] = {
         ),
     ),
 }  # fmt: skip
+
+
+def _stock_decode(text: str) -> str:
+    """Let the packed decode call the stock kernel."""
+    head, _, rest = text.partition("        return self.decode_attention_fwd_quantized(")
+    tail = rest[rest.index("\n        )") + len("\n        )") :]
+    body = head + "        return self.decode_attention_fwd(q, q, q)" + tail
+    return body.replace("decode_attention_fwd_quantized", "decode_attention_fwd")
 
 
 def _no_int2_in_the_pool(files: Files) -> None:

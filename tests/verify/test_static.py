@@ -210,6 +210,34 @@ def test_imports_are_followed_through_packages_stars_and_conditions() -> None:
     assert codes(files) == ["unresolved-import"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "METHODS = {}\nMETHODS['escha'] = 1\n",
+        "register_quantization('eschamoe')\n",
+        "M = dict()\nM.update({'escha': 1})\n",
+    ],
+)
+def test_escha_may_be_registered_in_other_ways(text: str) -> None:
+    files = mini_tree.merged_by_us()
+    files["sglang/srt/layers/quantization/__init__.py"] = text
+    assert codes(files, escha=True) == []
+
+
+def test_calls_are_followed_through_star_imports_and_base_classes() -> None:
+    files = mini_tree.merged_by_us()
+    files["sglang/srt/mem_cache/more.py"] = "from sglang.srt.mem_cache.kv_quant_kernels import *\n"
+    files[BACKEND] += (
+        "\n\nfrom sglang.srt.mem_cache.memory_pool import MHATokenToKVPool\n"
+        "from sglang.srt.mem_cache.more import _get_num_scale_groups\n\n\n"
+        "class SmallInt2Pool(MHATokenToKVPool):\n    pass\n\n\n"
+        "def int2():\n    return SmallInt2Pool(1), _get_num_scale_groups()\n"
+    )
+    found = check_tree(memory(files)).findings
+    assert [f.code for f in found] == ["call-signature", "call-signature"]
+    assert "missing dtype" in found[0].message and "missing scales_zeros" in found[1].message
+
+
 def test_choices_may_stand_in_a_constant() -> None:
     files = mini_tree.merged_by_us()
     files[SERVER_ARGS] = files[SERVER_ARGS].replace(
