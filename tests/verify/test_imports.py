@@ -158,6 +158,11 @@ def test_rotation_files_are_judged_by_head_size_and_layers(
     assert len(found) == 1 and "layer 39" in found[0].message
 
 
+def test_layers_that_share_kv_are_said_to_be_refused(tmp_path: Path) -> None:
+    shared = read_model_config(write_config(tmp_path, MOE, num_kv_shared_layers=4))
+    assert codes(tree(tmp_path / "site"), model=shared) == ["not-configured", "kv-shared-layers"]
+
+
 def test_the_interpreter_of_an_environment_is_found_by_its_folder(tmp_path: Path) -> None:
     site = tmp_path / "venv/lib/python3.12/site-packages"
     site.mkdir(parents=True)
@@ -171,5 +176,5 @@ def test_the_interpreter_of_an_environment_is_found_by_its_folder(tmp_path: Path
 
 def test_every_imports_code_is_met_here() -> None:
     met = {code for _, code in IMPORT_FAULTS.values()}
-    met |= {"imports-ok", "imports-elsewhere", "misconfigured", "rotation-file"}
+    met |= {"imports-ok", "imports-elsewhere", "misconfigured", "rotation-file", "kv-shared-layers"}
     assert met == {name for name, code in CODES.items() if code.level is Level.IMPORTS}

@@ -235,6 +235,11 @@ def test_case_45d_the_host_pool_is_another_unit(dense: ModelConfig) -> None:
     assert codes(lines, model=dense, tp=2, group_size=64) == []
 
 
+def test_no_buffer_without_a_prefix_cache_keeps_the_overlap_schedule(moe: ModelConfig) -> None:
+    lines = good(mamba_scheduler_strategy="no_buffer", disable_radix_cache=True)
+    assert codes(lines, model=moe, tp=2, group_size=32) == []
+
+
 def test_case_45f_names_the_first_long_prefill(moe: ModelConfig) -> None:
     lines, _ = TRAPS["45f after the start"]
     assert (

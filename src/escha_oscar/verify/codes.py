@@ -100,6 +100,7 @@ _IMPORTS = (
         ("imports-elsewhere", _ERROR, "The interpreter imports another sglang than the one that is verified."),
         ("not-configured", _WARNING, "Merged, but the rotation variables are unset; an error with --configured."),
         ("misconfigured", _ERROR, "One rotation variable is unset, or a variable has an unusable value."),
+        ("kv-shared-layers", _WARNING, "The model has layers that share another layer's KV; int2 refuses those."),
         ("rotation-file", _ERROR, "A rotation file is absent, unreadable, of another head size, or lacks a layer."),
     ),
     *_open(

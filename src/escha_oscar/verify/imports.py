@@ -64,6 +64,15 @@ def _judge(
         return
     yield from _configuration(data, interpreter, configured)
     yield from _rotations(data, model)
+    if model is not None and model.kv_shared_layers:
+        yield finding(
+            "kv-shared-layers",
+            f"{model.kv_shared_layers} layers of this model share another layer's KV; int2 refuses them",
+            path=model.path,
+            expected="num_kv_shared_layers 0",
+            found=f"num_kv_shared_layers {model.kv_shared_layers}",
+            hint="serve this model with another --kv-cache-dtype",
+        )
 
 
 def _import_failure(failure: dict[str, Any], interpreter: Interpreter) -> Finding:

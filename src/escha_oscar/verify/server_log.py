@@ -228,6 +228,7 @@ def _next_chunk(tokens: int, slots: int) -> int:
 def _overlap(facts: Facts, _: Expectation) -> Iterator[Finding]:
     line, page = facts.signs.get("overlap_disabled"), facts.number("page_size")
     no_buffer = facts.arguments.get("mamba_scheduler_strategy") == "no_buffer" and facts.mamba_slots is not None
+    no_buffer = no_buffer and not facts.flag("disable_radix_cache")
     if line is not None or no_buffer:
         tail = f"; page size {page} > 1 asserts with no_buffer" if page and page > 1 else ""
         yield finding(
