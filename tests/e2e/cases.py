@@ -52,6 +52,31 @@ CASES: dict[str, Case] = {
     "sixteen streams, 6 heads a group, fp16": case(12, 2, 64, 32, "float16", SIXTEEN),
 }
 
+#: On a GPU: longer prefixes, a mixed chunk beside decode rows, then decode eagerly and through graphs of two sizes.
+LONG_FLOW: list[Step] = [
+    ["extend", [["a", 700]]],
+    ["extend", [["a", 333], ["b", 129]]],
+    ["share", ["c", "a", 1000]],
+    ["mixed", [["c", 257], ["a", 1], ["b", 1]]],
+    ["decode", [["b", 1], ["c", 1], ["a", 1]]],
+    *[["graph", [["a", 1], ["b", 1], ["c", 1]]], ["graph", [["b", 1], ["a", 1]]]] * 3,
+]
+GRAPHS: list[Step] = [*PROMPT, *[["graph", [["a", 1]]]] * 64]
+MANY: list[Step] = [SIXTEEN[0], *[["graph", SIXTEEN[1][1]]] * 4]
+GPU_CASES: dict[str, Case] = {
+    f"{name}, {dtype}": {**shape, "slots": 4096, "dtype": dtype}
+    for dtype in ("float16", "bfloat16")
+    for name, shape in {
+        "MoE at TP2": case(8, 1, 256, 32, "", LONG_FLOW, hybrid=True, clip=[0.96, 0.92]),
+        "dense at TP2": case(12, 2, 256, 64, "", LONG_FLOW, hybrid=True, per_head=True, clip=[0.92, 0.96]),
+        "dense at TP2, dense prefill": case(12, 2, 256, 64, "", LONG_FLOW, hybrid=True, **DENSE),
+        "whole heads, kernels of the source": case(24, 4, 128, None, "", LONG_FLOW, **PR_KERNELS),
+        "64 decode steps by graph": case(12, 2, 256, 64, "", GRAPHS),
+        "sixteen streams, 6 heads a group": case(12, 2, 256, 64, "", MANY),
+        "24 heads a group": case(24, 1, 256, 64, "", LONG_FLOW, per_head=True),
+    }.items()
+}
+
 #: Largest error relative to the largest expected value: fp16 rounds rotated rows and the output, fp32 nearly nothing.
 TOLERANCE = {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 1e-5}
 #: A stored value lies within half a quantisation step of its row, and a little for the rounding of that row.

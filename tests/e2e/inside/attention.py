@@ -1,7 +1,7 @@
 """Run attention layers of the merged tree over an INT2 pool and measure them against fp64.
 
 ``main`` takes ``{name: case}``; a case is a shape (see ``pools.Shape``), ``env`` and ``steps``, each step being
-``[mode, [[request, new tokens], ...]]`` with mode ``extend``, ``mixed`` or ``decode``, or
+``[mode, [[request, new tokens], ...]]`` with mode ``extend``, ``mixed``, ``decode`` or ``graph`` (decode, replayed), or
 ``["share", [to, from, tokens]]`` which gives a request the cached prefix of another. The answer holds, per case, the
 worst error of each step relative to the largest expected value, the worst distance of a stored row in quantisation
 steps, and the seconds that it took.
@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from inside import expected, pools, serving
+from inside import expected, graphs, pools, serving
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -45,6 +45,7 @@ class Model:
         self.free = order.tolist()
         self.held: dict[str, list[int]] = {}
         self.rows: dict[str, int] = {}
+        self.graphs: dict[int, Any] = {}
 
     def row_of(self, request: str) -> int:
         """Return the request's row of the request pool; row 0 is padding in newer releases."""
@@ -119,23 +120,38 @@ def _measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(model: Model, mode: str, rows: list[list[Any]]) -> tuple[float, float]:
-    batch = model.batch(mode, rows)
-    model.backend.init_forward_metadata(batch)
-    worst = [_layer_errors(model, mode, rows, batch, layer) for layer in model.layers]
+    tokens = sum(new for _, new in rows)
+    batch = model.batch("decode" if mode == "graph" else mode, rows)
+    heads = (model.shape.q_heads, model.shape.kv_heads, model.shape.kv_heads)
+    inputs = [tuple(model.random(count, tokens) for count in heads) for _ in model.layers]
+    # Prefix rows as they stand before the layers run: nothing must disturb them.
+    prefixes = [{name: _cached(model, x.layer_id, model.held[name][:-new]) for name, new in rows} for x in model.layers]
+    outputs = graphs.replayed(model, batch, inputs) if mode == "graph" else _eager(model, batch, inputs)
+    fresh = mode in ("extend", "mixed")
+    worst = [
+        _layer_errors(model, layer, rows, (*given, out), prefix, fresh)
+        for layer, given, out, prefix in zip(model.layers, inputs, outputs, prefixes, strict=True)
+    ]
     return max(w[0] for w in worst), max(w[1] for w in worst)
 
 
-def _layer_errors(
-    model: Model, mode: str, rows: list[list[Any]], batch: ForwardBatch, layer: RadixAttention
-) -> tuple[float, float]:
-    shape, tokens = model.shape, sum(new for _, new in rows)
-    q = model.random(shape.q_heads, tokens)
-    k, v = model.random(shape.kv_heads, tokens), model.random(shape.kv_heads, tokens)
-    # Prefix rows as they stand before the layer runs: the layer must not disturb them.
-    cached = {name: _cached(model, layer.layer_id, model.held[name][:-new]) for name, new in rows}
+def _eager(model: Model, batch: ForwardBatch, inputs: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    model.backend.init_forward_metadata(batch)
     with serving.forward_context(model.backend):
-        out = layer(q.clone(), k.clone(), v.clone(), batch)
-    heads = [x.cpu().view(tokens, -1, shape.head_dim) for x in (q, k, v, out)]
+        given = zip(model.layers, inputs, strict=True)
+        return [layer(*(x.clone() for x in tensors), batch) for layer, tensors in given]
+
+
+def _layer_errors(
+    model: Model,
+    layer: RadixAttention,
+    rows: list[list[Any]],
+    tensors: tuple[torch.Tensor, ...],
+    prefix: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    fresh: bool,
+) -> tuple[float, float]:
+    """Compare one layer's output and stored rows; ``fresh``: new rows are attended as they came, not as stored."""
+    heads = [x.cpu().view(x.shape[0], -1, model.shape.head_dim) for x in tensors]
     worst = largest = store = 0.0
     start = 0
     for name, new in rows:
@@ -143,8 +159,8 @@ def _layer_errors(
         start += new
         stored = _cached(model, layer.layer_id, model.held[name][-new:])
         store = max(store, _store_error(model, layer.layer_id, (k_new, v_new), stored))
-        fresh = stored if mode == "decode" else (k_new.double(), v_new.double())
-        keys, values = (torch.cat([old, new]) for old, new in zip(cached[name], fresh, strict=True))
+        attended = (k_new.double(), v_new.double()) if fresh else stored
+        keys, values = (torch.cat([old, new]) for old, new in zip(prefix[name], attended, strict=True))
         want = expected.attention(q_new, keys, values, layer.scaling)
         error = (got.double() - want).abs().max()
         worst = max(worst, float(error) if torch.isfinite(error) else float("inf"))
