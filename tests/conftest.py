@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
+# Kernels run on the CPU unless a GPU run (TRITON_INTERPRET=0 pytest -m gpu) says otherwise; read at triton's import.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--faults``: how much of the fault matrix (tests/faults) to run."""

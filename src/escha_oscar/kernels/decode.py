@@ -13,10 +13,18 @@ import triton
 import triton.language as tl
 
 from ._decode_codes import COMPILED, HEADS_PER_PROGRAM, decode_codes_kernel
-from ._device import on_device, processors
+from ._device import capability, on_device, processors
 from ._scores import soft_cap, temperature
 from ._splits import find_piece, merge_kernel
 from .layout import grouping_of
+
+
+#: Shared memory of a multiprocessor by compute capability, where it is not the 100 KiB of small cards (9.x, 10.x: 228 KiB).
+LARGE_SHARED = {(8, 0): 164 << 10, (8, 7): 164 << 10}
+
+
+#: From 3.7 on the compiler keeps the queries in registers, 32 of them, and no longer in shared memory.
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 @triton.jit
@@ -123,11 +131,29 @@ def _decode_any_kernel(
         tl.store(Mid_lse + piece * heads + head, top + tl.log2(norm), mask=in_h)
 
 
-def decode_config(head_dim: int, group_size: int, fast: bool) -> dict[str, int]:
-    """Tile, warps, stages of stage 1, and the programs that a multiprocessor should get."""
+def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int, int], fast: bool) -> dict[str, int]:
+    """Tile, warps and stages of stage 1 for K and V head ``dims`` and group sizes ``groups`` on a card of capability ``cc``.
+
+    ``resident`` is how many programs a multiprocessor takes at once, which is what the grid is cut for: the register
+    file takes 8 warps of up to 255 registers, and the tiles in flight must fit its shared memory.
+    """
     if not fast:
         return {"BLOCK_T": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2, "resident": 4, "min_piece": 32}
-    return {"BLOCK_T": 32, "BLOCK_H": HEADS_PER_PROGRAM, "num_warps": 1, "num_stages": 3, "resident": 8, "min_piece": 64}
+    # Tokens a step: the most whose accumulators, scales and zeros still fit 255 registers.
+    many_groups = max(d // g for d, g in zip(dims, groups, strict=True)) > 4
+    if max(dims) > 256 or cc[0] == 8 or (many_groups and (cc[0] != 9 or TRITON >= (3, 7))):
+        tile = 16
+    else:
+        tile = 32
+    stages = 5 if cc in LARGE_SHARED or cc[0] in (9, 10) else 3
+    token_bytes = sum(d // 4 + 8 * (d // g) for d, g in zip(dims, groups, strict=True)) + 8
+    # Indirect loads get half of the stages; queries and scratch take about 4 KiB, the driver 1 KiB.
+    program_bytes = (stages - 1) // 2 * tile * token_bytes + 5120
+    shared = LARGE_SHARED.get(cc, 228 << 10 if cc[0] in (9, 10) else 100 << 10)
+    return {
+        "BLOCK_T": tile, "BLOCK_H": HEADS_PER_PROGRAM, "num_warps": 1, "num_stages": stages,
+        "resident": max(1, min(8, shared // program_bytes)), "min_piece": 64,
+    }  # fmt: skip
 
 
 def _tiles_align(head_dim: int, group_size: int) -> bool:
@@ -202,7 +228,7 @@ def decode_attention_fwd_quantized(
     k_words, v_words = _words(k_buffer), _words(v_buffer)
     fast = q.dtype != torch.float32 and k_words is not None and v_words is not None
     fast = fast and _tiles_align(DK, group_k) and _tiles_align(DV, group_v)
-    config = decode_config(max(DK, DV), min(group_k, group_v), fast)
+    config = decode_config((DK, DV), (group_k, group_v), capability(q), fast)
     resident, min_piece = config.pop("resident"), config.pop("min_piece")
     head_tiles = triton.cdiv(group, config["BLOCK_H"])
     tiles = heads // group * head_tiles

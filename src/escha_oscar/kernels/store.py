@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ._device import on_device
 from .layout import LLOYD_MAX_STEP, LLOYD_MAX_THRESHOLD, MIN_RANGE, clip_index, grouping_of
-from .rotate import rotate
+from .rotation import rotate
 
 # Rows up to which the rotation is done inside the store kernel; above it a matrix product and one launch are faster.
 FUSED_ROTATION_TOKENS = 64

@@ -1,0 +1,47 @@
+"""Compile for cards that are not here: shared memory within each card's limit, no spilled registers in decode."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from escha_oscar.kernels.decode import TRITON
+
+from .capture import SHARED_LIMIT
+
+
+def spills_allowed(report):
+    """The one configuration that no tile spares from spilling: 8.x cards under triton 3.7, eight or more groups a head."""
+    constants = report["constants"]
+    groups = max(constants["DK"] // constants["GROUP_K"], constants["DV"] // constants["GROUP_V"])
+    return report["cc"] < 90 and TRITON >= (3, 7) and groups >= 8
+
+
+def check(subset, *cards):
+    # A fresh process: in this one the kernels may belong to the interpreter.
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_matrix", subset, *map(str, cards)],
+        env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    reports = [json.loads(line) for line in run.stdout.splitlines()]
+    assert reports
+    for report in reports:
+        assert report["shared"] <= SHARED_LIMIT[report["cc"]], report
+        if report["kernel"] == "decode_codes_kernel" and not spills_allowed(report):
+            assert report["stack"] == 0, report
+
+
+# One card with much shared memory and one with little; the matrix has the others.
+@pytest.mark.parametrize("cc", [90, 120])
+def test_production_launches(cc):
+    check("production", cc)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("cc", sorted(SHARED_LIMIT))
+def test_every_launch(cc):
+    check("all", cc)
