@@ -246,8 +246,8 @@ def decode_attention_fwd_normal_quant_int2(
 ):
     _decode_att_m_fwd_quant_int2(q, attn_logits)
     _decode_softmax_reducev_fwd(
-        attn_logits, attn_lse, q, o, v_buffer, kv_indptr, num_kv_splits, max_kv_splits, sinks, v_scale=1.0,
-        output_lse=output_lse,
+        attn_logits, attn_lse, q, o, v_scale=1.0, v_buffer=v_buffer, kv_indptr=kv_indptr, num_kv_splits=num_kv_splits,
+        max_kv_splits=max_kv_splits, sinks=sinks, output_lse=output_lse,
     )
 
 
@@ -256,8 +256,8 @@ def decode_attention_fwd_grouped_quant_int2(
 ):
     _decode_grouped_att_m_fwd_quant_int2(q, k_buffer, attn_logits)
     _decode_softmax_reducev_fwd(
-        attn_logits, attn_lse, q, o, v_buffer, kv_indptr, num_kv_splits, max_kv_splits, sinks=sinks,
-        output_lse=output_lse,
+        attn_logits, attn_lse, q, o, v_scale=1.0, v_buffer=v_buffer, kv_indptr=kv_indptr, num_kv_splits=num_kv_splits,
+        max_kv_splits=max_kv_splits, sinks=sinks, output_lse=output_lse,
     )
 
 
@@ -277,7 +277,7 @@ def decode_attention_fwd_quantized(
 
 
 def _decode_softmax_reducev_fwd(
-    logits, lse, q, o, v_buffer, kv_indptr, num_kv_splits, max_kv_splits, sinks=None, v_scale=1.0, output_lse=None
+    logits, lse, q, o, v_scale, v_buffer, kv_indptr, num_kv_splits, max_kv_splits, sinks=None, output_lse=None
 ):
     pass
 '''
