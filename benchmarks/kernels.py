@@ -1,4 +1,4 @@
-"""Measure the INT2 kernels on this machine's GPU and write what was measured.
+"""Measure the INT2 kernels on this machine's GPU; write every row to RESULTS/DATE.json and a summary to RESULTS/CARD.json.
 
     PYTHONPATH=src python benchmarks/kernels.py [--peer FILE] [--stock FILE] [--out FOLDER] [--commit SHA]
 
@@ -86,7 +86,8 @@ def main():
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{today}.json").write_text(json.dumps(full, indent=1) + "\n")
-    (options.out / "summary.json").write_text(json.dumps(result, indent=1) + "\n")
+    card = torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "-")
+    (options.out / f"{card}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

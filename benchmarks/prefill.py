@@ -1,7 +1,7 @@
 """Prefill: time and transient memory of the streamed extend attention against dequantise + flash SDPA."""
 
 import torch
-from decode import DENSE, MOE, D, Cache
+from decode import DENSE, MOE, Cache, D
 from timing import eager_time_us, peak_bytes
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right

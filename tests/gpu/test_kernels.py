@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from escha_oscar.kernels import decode_attention_fwd_quantized, dequantize, extend_attention, reference, rotate, store_kv
+from escha_oscar.kernels import (
+    decode_attention_fwd_quantized,
+    dequantize,
+    extend_attention,
+    reference,
+    rotate,
+    store_kv,
+)
 from tests.kernels import test_decode as on_cpu
 from tests.kernels.support import assert_close, indptr, make_pool, orthogonal, scattered, scratch
 from tests.kernels.test_prefill import check as check_extend

@@ -18,7 +18,6 @@ from ._scores import soft_cap, temperature
 from ._splits import find_piece, merge_kernel
 from .layout import grouping_of
 
-
 #: Shared memory of a multiprocessor by compute capability, where it is not the 100 KiB of small cards (9.x, 10.x: 228 KiB).
 LARGE_SHARED = {(8, 0): 164 << 10, (8, 7): 164 << 10}
 
@@ -267,6 +266,7 @@ def decode_attention_fwd_quantized(
         merge_kernel[(batch * heads * triton.cdiv(DV, block_d),)](
             mid_o, mid_lse, o, o if output_lse is None else output_lse, o if sinks is None else sinks,
             kv_indptr, batch, pieces, min_piece, heads * DV, o.stride(0), o.stride(1), heads,
-            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_S=128,
+            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b, BLOCK_D=block_d,
+            BLOCK_S=128 if batch < 4 else 64,
             HAS_SINK=sinks is not None, WRITE_LSE=output_lse is not None, num_warps=4,
         )  # fmt: skip
