@@ -93,6 +93,8 @@ def test_a_declared_edit_passes(old: str, new: str, touches: tuple[str, ...]) ->
         pytest.param('["auto", "fp8"]', "tuple()", ("<choice>",), "CHOICES", id="no list any more"),
         pytest.param("LIMIT = 3\n", "LIMIT = [int2]\n", ("<choice>",), "LIMIT", id="no list before"),
         pytest.param("LIMIT = 3\n", "", ("<choice>",), "removed LIMIT", id="a lost constant"),
+        pytest.param("LIMIT = 3\n", "LIMIT = 3\nLIMIT = 4\n", ("<added>",), "added LIMIT'", id="a second value"),
+        pytest.param("# 前\n", "def f():\n    pass\n\n\n# 前\n", ("<added>", "f"), "added f'", id="a second function"),
     ],
 )  # fmt: skip
 def test_what_was_not_declared_is_refused(old: str, new: str, touches: tuple[str, ...], what: str) -> None:
