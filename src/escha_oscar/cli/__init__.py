@@ -73,8 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = app.main(args=args, prog_name="escha-oscar", standalone_mode=False)
     except EschaOscarError as error:
         return int(out.error(error))
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
     except click.ClickException as error:
         return int(out.usage(error))
     except (KeyboardInterrupt, click.Abort):
