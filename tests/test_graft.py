@@ -247,6 +247,11 @@ def _mark(f):
     assert names["TABLE"] is names["_again"]
 
 
+def test_a_name_that_our_own_tree_does_not_bind_is_left_to_the_verifier() -> None:
+    chosen = choose(None, donor="def store(rows, loc):\n    return mystery(rows)\n")
+    assert (chosen.helpers, chosen.imports) == ((), ())
+
+
 def test_names_of_the_wheel_are_reused() -> None:
     base = BASE + "\n\ndef _first():\n    return 0\n\n\nSCALE = 3\n"
     chosen = choose(CLOSURE, base=base)

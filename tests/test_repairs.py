@@ -205,6 +205,7 @@ INNOCENT: dict[str, tuple[Mend, str]] = {
         repairs.REBOUND_CONSTEXPR.mend,
         "@triton.jit\ndef a():\n    X: tl.constexpr = 1\n\n\n@triton.jit\ndef b():\n    X: tl.constexpr = 2\n",
     ),
+    "an annotated local": (repairs.REBOUND_CONSTEXPR.mend, "@triton.jit\ndef a():\n    x: int = 1\n    x: int = 2\n"),
     "a host function": (repairs.REBOUND_CONSTEXPR.mend, "def a():\n    X: tl.constexpr = 1\n    X: tl.constexpr = 2\n"),
     "a tile that is clamped already": (repairs.HEAD_TILE.mend, TILE_MENDED),
     "a tile that another function knows": (repairs.HEAD_TILE.mend, TILE.replace("_quant_int2", "")),

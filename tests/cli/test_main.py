@@ -68,6 +68,10 @@ def test_without_a_command_the_help_is_shown_and_not_called_an_error(capsys: pyt
     assert "error" not in out + err
 
 
+def test_commands_can_be_completed_without_importing_them() -> None:
+    assert cli.app.list_commands(click.Context(cli.app)) == list(COMMANDS)
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert __version__ in capsys.readouterr().out

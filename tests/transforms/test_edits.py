@@ -215,6 +215,12 @@ def test_the_marker_is_the_last_line_of_the_header_and_stands_once() -> None:
     assert edits.with_marker(once, "commit 1") is once
 
 
+def test_the_marker_takes_the_line_ends_and_leaves_the_first_lines() -> None:
+    data = b"\xef\xbb\xbf#!/usr/bin/env python\r\n# -*- coding: utf-8 -*-\r\nimport os\r\n"
+    line = edits.marker("commit 1").encode()
+    assert edits.with_marker(cst.parse_module(data), "commit 1").bytes == data.replace(b"import", line + b"\r\nimport")
+
+
 def test_the_marker_names_the_pull_request_the_source_and_the_licence() -> None:
     text = edits.marker("commit abc")
     for part in ("escha-oscar", "PR #32129", "commit abc", "Apache-2.0 section 4(b)"):
