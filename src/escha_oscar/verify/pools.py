@@ -183,10 +183,9 @@ def check_head_dim(scope: Scope) -> Iterator[Finding]:
 
 def _guarded(function: ast.AST) -> bool:
     """Return whether a conditional on int2, or on the pool's own word for v_head_dim, stands over the choice."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.If | ast.IfExp) and (tests_int2(node.test) or _asks_head_dim(node.test)):
-            return mentions(node, "v_head_dim")
-    return False
+    choices = (node for node in ast.walk(function) if isinstance(node, ast.If | ast.IfExp))
+    guards = (node for node in choices if tests_int2(node.test) or _asks_head_dim(node.test))
+    return any(mentions(node, "v_head_dim") for node in guards)
 
 
 def _asks_head_dim(node: ast.AST) -> bool:

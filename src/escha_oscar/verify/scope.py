@@ -9,7 +9,7 @@ from functools import cached_property
 
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
-from escha_oscar.model import Action, Row
+from escha_oscar.model import Row
 from escha_oscar.tree import Tree
 from escha_oscar.verify.index import Index
 
@@ -77,10 +77,6 @@ class Scope:
     def file_for(self, suffix: str) -> str | None:
         """Return the existing mapped file whose path ends in ``suffix``."""
         return next((path for path in self.mapped if path.endswith(suffix)), None)
-
-    def merge_of(self, path: str) -> bool:
-        """Return whether ``path`` is a merged file, in contrast to a copied or placed one."""
-        return any(row.action is Action.MERGE and path in row.wheel_paths for row in merges())
 
 
 def make_scope(
