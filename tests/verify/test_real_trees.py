@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +18,10 @@ from escha_oscar.model import Report, Severity
 from escha_oscar.target.unpack import unpack_wheel
 from escha_oscar.tree import DiskTree, Layered, MemoryTree
 from escha_oscar.verify.codes import Level
+from escha_oscar.verify.imports import K_PATH, V_PATH
 from escha_oscar.verify.run import Request, run, verdict
 from escha_oscar.verify.static import check_tree
+from escha_oscar.verify.subprocesses import Interpreter
 from tests.e2e import rig
 
 pytestmark = pytest.mark.network
@@ -151,3 +155,23 @@ def test_one_broken_place_gives_its_finding(trees: Trees, release: str, name: st
     assert code in {f.code for f in report.findings}
     if name != "half a file":
         assert {f.code for f in report.findings if f.severity is Severity.ERROR} == {code}
+
+
+STUBS = "import sys\nsys.path.insert(0, {place!r})\nfrom inside import stubs\nstubs.install()\n"
+
+
+def test_the_servers_imports_on_a_real_tree_end_at_the_missing_variables(
+    trees: Trees, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = trees("0.5.9", True)
+    (tmp_path / "sitecustomize.py").write_text(STUBS.format(place=str(Path(rig.__file__).parent)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{rig.stock('0.5.9').deps}")
+    for name in (K_PATH, V_PATH):
+        monkeypatch.delenv(name, raising=False)
+    python = Interpreter(Path(sys.executable), root)
+    request = Request((Level.IMPORTS,), site_packages=root, interpreter=python)
+    found = run(request)[0].report.findings
+    assert [f.code for f in found] == ["not-configured"] and K_PATH in found[0].message
+    monkeypatch.setenv(K_PATH, "/rotations/k.pt")
+    found = run(request)[0].report.findings
+    assert [f.code for f in found] == ["misconfigured"] and V_PATH in found[0].message
