@@ -157,7 +157,7 @@ ENVIRONMENT: tuple[Rule, ...] = (
     Rule(
         "SGLANG_CHUNK_FAIR_FLOOR",
         _said("256"),
-        _said("the least that a prefill gets per step while others decode"),
+        _said("tokens of each chunk that a long prefill leaves to short requests that wait behind it"),
         fixed=False,
     ),
 )

@@ -75,6 +75,11 @@ def build_recipe(model: ModelConfig, request: Request) -> Recipe:
 
 
 def _settle(model: ModelConfig, request: Request) -> Facts:
+    if model.num_attention_heads % request.tp:
+        raise UsageError(
+            f"{model.num_attention_heads} query heads cannot be spread over --tp {request.tp}", path=model.path
+        )
+    budget.kv_heads_per_gpu(model.num_kv_heads, request.tp)
     shape = (model.is_moe, model.num_layers, model.num_attention_heads, model.num_kv_heads, model.head_dim)
     profile = KNOWN.get(shape) or _derived_profile(model, request)
     group_size = request.group_size or profile.group_size or model.head_dim

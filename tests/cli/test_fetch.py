@@ -72,7 +72,7 @@ def test_failures_have_their_exit_code_and_json(pull, capsys, options, code):
 
 def test_no_network_points_to_the_bundled_source(pull, capsys):
     assert main(["fetch", "--pr-repo", "http://127.0.0.1:1/x.git"]) == 5
-    assert "next: use --source bundled" in capsys.readouterr().err
+    assert "next: escha-oscar integrate --source bundled" in capsys.readouterr().err
 
 
 def test_no_git_is_one_message(pull, tmp_path):

@@ -12,7 +12,7 @@ from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.errors import TargetError
 from escha_oscar.mapping import PIN, ROWS
-from escha_oscar.mapping.table import ARTICLE_NOTE
+from escha_oscar.mapping.table import ALSO_MERGED, ARTICLE_NOTE
 from escha_oscar.model import Action, Row, Symbol
 from escha_oscar.tree import DiskTree, Tree, first_existing
 
@@ -76,7 +76,7 @@ def _record(states: list[RowState | None]) -> dict[str, Any]:
         if state is not None:
             record["target"] = {"path": state.path, "state": state.state}
         rows.append(record)
-    return {"pin": vars(PIN), "note": ARTICLE_NOTE, "rows": rows}
+    return {"pin": vars(PIN), "note": ARTICLE_NOTE, "also_merged": ALSO_MERGED, "rows": rows}
 
 
 def _symbol(symbol: Symbol) -> dict[str, Any]:
@@ -97,6 +97,7 @@ def _print(console: Console, states: list[RowState | None]) -> None:
         for s in row.symbols
     ]
     table(console, "symbols", ("name", "kind", "origin", "required"), rows)
+    table(console, "also merged", ("wheel", "what"), list(ALSO_MERGED.items()))
     line(console, ARTICLE_NOTE)
 
 

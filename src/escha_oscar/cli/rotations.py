@@ -15,7 +15,7 @@ from escha_oscar import rotations as files
 from escha_oscar.cli._progress import progress_sink
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
-from escha_oscar.errors import ExitCode, UsageError
+from escha_oscar.errors import ExitCode, MissingExtraError, UsageError
 from escha_oscar.model_config import MAX_HEAD_DIM, ModelConfig, read_model_config
 from escha_oscar.rotations import Inspection, Role, RotationFileError
 from escha_oscar.rotations.inspect import spell
@@ -118,6 +118,8 @@ def _named(role: Role, dim: int, block: bool) -> Tensor:
     """Build one role's matrix; an error says which of the two it is about."""
     try:
         return files.hadamard_matrix(dim, block=block)
+    except MissingExtraError:
+        raise
     except UsageError as error:
         error.message = f"{role.value.upper()} {error.message}"
         raise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from escha_oscar.errors import SourceError
 
-BUNDLED_HINT = "use --source bundled, which needs neither git nor a network"
+BUNDLED_HINT = "escha-oscar integrate --source bundled (needs neither git nor a network)"
 _DROPPED = ("SSH_ASKPASS", "XDG_CONFIG_HOME")
 _POLL_SECONDS = 0.25
 _CONFIG = (
@@ -101,7 +101,7 @@ def _popen(repository: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
     except (ImportError, OSError) as error:
         raise SourceError(
             "git is missing", sought="a git executable", found=str(error).strip().split("\n")[0],
-            hint=f"install git, or {BUNDLED_HINT}",
+            hint=f"install git, or: {BUNDLED_HINT}",
         ) from error  # fmt: skip
     process: subprocess.Popen[bytes] = wrapped.proc  # type: ignore[assignment]
     wrapped.proc = None  # ours to end: the wrapper would end it as soon as it goes out of scope
