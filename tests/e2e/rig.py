@@ -130,12 +130,14 @@ def stock_wheel(release: str) -> Path:
 
 
 def _deps(release: str) -> Path:
-    pins = HERE / f"requirements-{release}.txt"
+    """Install the light dependencies: each release's own transformers where it is pinned here, else the newest's."""
+    pinned = release if release in RELEASES else RELEASES[-1]
+    pins = HERE / f"requirements-{pinned}.txt"
 
     def install(place: Path) -> None:
         _call([*_pip("install"), "--no-deps", "--only-binary=:all:", "--target", str(place), "-r", str(pins)])
 
-    return _cached("deps", release, [pins], install)
+    return _cached("deps", pinned, [pins], install)
 
 
 def _pip(verb: str) -> list[str]:

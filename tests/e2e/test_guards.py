@@ -21,7 +21,6 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "--enable-deterministic-inference": ("enable_deterministic_inference", True),
     "--attn-cp-size": ("attn_cp_size", 2),
     "--dllm-algorithm": ("dllm_algorithm", "LowConfidence"),
-    "--enable-pdmux": ("enable_pdmux", True),
     "--attention-backend triton": ("attention_backend", "flashinfer"),
     "--attention-backend triton for prefill": ("prefill_attention_backend", "fa3"),
     "--attention-backend triton for prefill and decode": ("decode_attention_backend", "flashinfer"),
