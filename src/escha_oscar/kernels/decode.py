@@ -137,7 +137,9 @@ def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int,
     file takes 8 warps of up to 255 registers, and the tiles in flight must fit its shared memory.
     """
     if not fast:
-        return {"BLOCK_T": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 2, "resident": 4, "min_piece": 32}
+        # Whole heads in float32 are in flight: one stage, and fewer tokens the longer they are.
+        tile = 32 if max(dims) <= 128 else 16
+        return {"BLOCK_T": tile, "BLOCK_H": 16, "num_warps": 4, "num_stages": 1, "resident": 4, "min_piece": 32}
     # Tokens a step: the most whose accumulators, scales and zeros still fit 255 registers.
     many_groups = max(d // g for d, g in zip(dims, groups, strict=True)) > 4
     if max(dims) > 256 or cc[0] == 8 or (many_groups and (cc[0] != 9 or TRITON >= (3, 7))):

@@ -53,26 +53,38 @@ def _lloyd_code(x, mean, std, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def _rotated_quarter(
-    x_rows, R, first_dim, dims, dim_mask, row_mask, D: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr
-):
-    """``x @ R[:, quarter]`` in float32 for row pointers ``x_rows`` [B, 1]."""
-    acc = tl.zeros([x_rows.shape[0], dims.shape[0]], dtype=tl.float32)
+def _rotated(
+    x_rows, R, stride_rk, stride_rd, j, in_j, in_t,
+    D: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The four quarters of ``x @ R`` in float32 for row pointers ``x_rows`` [B, 1]; one pass over R."""
+    Q: tl.constexpr = D // 4
+    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32x3"
+    y0 = tl.zeros([x_rows.shape[0], j.shape[0]], dtype=tl.float32)
+    y1 = tl.zeros([x_rows.shape[0], j.shape[0]], dtype=tl.float32)
+    y2 = tl.zeros([x_rows.shape[0], j.shape[0]], dtype=tl.float32)
+    y3 = tl.zeros([x_rows.shape[0], j.shape[0]], dtype=tl.float32)
     for start in range(0, D, STEP):
         k = start + tl.arange(0, STEP)
-        x = tl.load(x_rows + k[None, :], mask=row_mask[:, None] & (k < D)[None, :], other=0.0).to(tl.float32)
-        r = tl.load(
-            R + k[:, None] * D + (first_dim + dims)[None, :], mask=(k < D)[:, None] & dim_mask[None, :], other=0.0
-        ).to(tl.float32)
-        acc = tl.dot(x, r, acc, input_precision="ieee" if EXACT else "tf32x3")
-    return acc
+        x = tl.load(x_rows + k[None, :], mask=in_t[:, None] & (k < D)[None, :], other=0.0).to(tl.float32)
+        r = R + k[:, None] * stride_rk + j[None, :] * stride_rd
+        inside = (k < D)[:, None] & in_j[None, :]
+        r0 = tl.load(r, mask=inside, other=0.0).to(tl.float32)
+        r1 = tl.load(r + Q * stride_rd, mask=inside, other=0.0).to(tl.float32)
+        r2 = tl.load(r + 2 * Q * stride_rd, mask=inside, other=0.0).to(tl.float32)
+        r3 = tl.load(r + 3 * Q * stride_rd, mask=inside, other=0.0).to(tl.float32)
+        y0 = tl.dot(x, r0, y0, input_precision=PRECISION)
+        y1 = tl.dot(x, r1, y1, input_precision=PRECISION)
+        y2 = tl.dot(x, r2, y2, input_precision=PRECISION)
+        y3 = tl.dot(x, r3, y3, input_precision=PRECISION)
+    return y0, y1, y2, y3
 
 
 @triton.jit
 def _store_rows(
     X, loc, Codes, Scales, R,
     num_tokens, head, block, rank,
-    stride_xt, stride_xh, stride_ct, stride_ch, stride_st, stride_sh, stride_rh,
+    stride_xt, stride_xh, stride_ct, stride_ch, stride_st, stride_sh, stride_rh, stride_rk, stride_rd,
     D: tl.constexpr, GROUP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_Q: tl.constexpr,
     CLIP: tl.constexpr, ROTATE: tl.constexpr, LLOYD: tl.constexpr, LOW_BIT: tl.constexpr, EXACT: tl.constexpr,
     STEP: tl.constexpr, THRESHOLD: tl.constexpr, MIN_WIDTH: tl.constexpr, LLOYD_STEP: tl.constexpr,
@@ -88,11 +100,12 @@ def _store_rows(
     rows = X + t[:, None].to(tl.int64) * stride_xt + head * stride_xh
     if ROTATE:
         r = R + head.to(tl.int64) * stride_rh
+        y0, y1, y2, y3 = _rotated(rows, r, stride_rk, stride_rd, j, in_j, in_t, D, STEP, EXACT)
         # Rounded to the input's dtype, as a rotation done outside of this kernel would be.
-        x0 = _rotated_quarter(rows, r, 0, j, in_j, in_t, D, STEP, EXACT).to(X.dtype.element_ty).to(tl.float32)
-        x1 = _rotated_quarter(rows, r, Q, j, in_j, in_t, D, STEP, EXACT).to(X.dtype.element_ty).to(tl.float32)
-        x2 = _rotated_quarter(rows, r, 2 * Q, j, in_j, in_t, D, STEP, EXACT).to(X.dtype.element_ty).to(tl.float32)
-        x3 = _rotated_quarter(rows, r, 3 * Q, j, in_j, in_t, D, STEP, EXACT).to(X.dtype.element_ty).to(tl.float32)
+        x0 = y0.to(X.dtype.element_ty).to(tl.float32)
+        x1 = y1.to(X.dtype.element_ty).to(tl.float32)
+        x2 = y2.to(X.dtype.element_ty).to(tl.float32)
+        x3 = y3.to(X.dtype.element_ty).to(tl.float32)
     else:
         x0 = tl.load(rows + j[None, :], mask=valid, other=0.0).to(tl.float32)
         x1 = tl.load(rows + (j + Q)[None, :], mask=valid, other=0.0).to(tl.float32)
@@ -184,7 +197,8 @@ def _store_kernel(
     num_tokens, num_blocks, heads, rank_k, rank_v,
     stride_kt, stride_kh, stride_vt, stride_vh,
     stride_kct, stride_kch, stride_vct, stride_vch,
-    stride_kst, stride_ksh, stride_vst, stride_vsh, stride_rkh, stride_rvh,
+    stride_kst, stride_ksh, stride_vst, stride_vsh,
+    stride_rkh, stride_rkk, stride_rkd, stride_rvh, stride_rvk, stride_rvd,
     D: tl.constexpr, GROUP_K: tl.constexpr, GROUP_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_Q: tl.constexpr,
     CLIP_K: tl.constexpr, CLIP_V: tl.constexpr, ROTATE_K: tl.constexpr, ROTATE_V: tl.constexpr, LLOYD: tl.constexpr,
     LOW_BIT: tl.constexpr, EXACT: tl.constexpr, STEP: tl.constexpr,
@@ -197,14 +211,16 @@ def _store_kernel(
     if head < heads:
         _store_rows(
             K, loc, K_codes, K_scales, R_k, num_tokens, head, block, rank_k,
-            stride_kt, stride_kh, stride_kct, stride_kch, stride_kst, stride_ksh, stride_rkh,
+            stride_kt, stride_kh, stride_kct, stride_kch, stride_kst, stride_ksh,
+            stride_rkh, stride_rkk, stride_rkd,
             D, GROUP_K, BLOCK_T, BLOCK_Q, CLIP_K, ROTATE_K, LLOYD, LOW_BIT, EXACT, STEP,
             THRESHOLD, MIN_WIDTH, LLOYD_STEP,
         )  # fmt: skip
     else:
         _store_rows(
             V, loc, V_codes, V_scales, R_v, num_tokens, head - heads, block, rank_v,
-            stride_vt, stride_vh, stride_vct, stride_vch, stride_vst, stride_vsh, stride_rvh,
+            stride_vt, stride_vh, stride_vct, stride_vch, stride_vst, stride_vsh,
+            stride_rvh, stride_rvk, stride_rvd,
             D, GROUP_V, BLOCK_T, BLOCK_Q, CLIP_V, ROTATE_V, LLOYD, LOW_BIT, EXACT, STEP,
             THRESHOLD, MIN_WIDTH, LLOYD_STEP,
         )  # fmt: skip
@@ -213,9 +229,10 @@ def _store_kernel(
 def store_config(head_dim: int, num_tokens: int, rotated: bool) -> dict[str, int]:
     """Tile and warps of the store kernel for a head of ``head_dim`` dims."""
     if rotated:
-        return {"BLOCK_T": 16, "STEP": 32, "num_warps": 4}
-    block = 1 if num_tokens <= 64 else max(1, min(8, 1024 // head_dim))
-    return {"BLOCK_T": block, "STEP": 32, "num_warps": 1 if block == 1 else 4}
+        return {"BLOCK_T": 16, "STEP": 32 if head_dim <= 256 else 16, "num_warps": 4, "num_stages": 2}
+    if num_tokens <= 64:
+        return {"BLOCK_T": 1, "STEP": 32, "num_warps": 1, "num_stages": 1}
+    return {"BLOCK_T": 8 if head_dim <= 128 else 4, "STEP": 32, "num_warps": 4, "num_stages": 1}
 
 
 def _checked(x, loc, codes, scales, R, ratio, lloyd_max, name):
@@ -245,6 +262,13 @@ def _checked(x, loc, codes, scales, R, ratio, lloyd_max, name):
     return group_size, clip_index(ratio, head_dim)
 
 
+def _rotation_strides(R):
+    """Strides of a rotation by head, row and column; a shared one has a head stride of 0."""
+    if R is None:
+        return 0, 0, 0
+    return R.stride() if R.dim() == 3 else (0, *R.stride())
+
+
 def _launch(k, v, loc, k_codes, v_codes, k_scales, v_scales, R_k, R_v, groups, ranks, lloyd_max, halves):
     """Launch over K and V (``halves`` 2) or over K alone (``halves`` 1)."""
     tokens, heads, D = k.shape
@@ -260,8 +284,7 @@ def _launch(k, v, loc, k_codes, v_codes, k_scales, v_scales, R_k, R_v, groups, r
             k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             k_codes.stride(0), k_codes.stride(1), v_codes.stride(0), v_codes.stride(1),
             k_scales.stride(0), k_scales.stride(1), v_scales.stride(0), v_scales.stride(1),
-            R_k.stride(0) if R_k is not None and R_k.dim() == 3 else 0,
-            R_v.stride(0) if R_v is not None and R_v.dim() == 3 else 0,
+            *_rotation_strides(R_k), *_rotation_strides(R_v),
             D=D, GROUP_K=groups[0], GROUP_V=groups[1], BLOCK_Q=triton.next_power_of_2(D // 4),
             CLIP_K=ranks[0] >= 0, CLIP_V=ranks[1] >= 0, ROTATE_K=R_k is not None, ROTATE_V=R_v is not None,
             LLOYD=lloyd_max, LOW_BIT=low_bit, EXACT=k.dtype == torch.float32,
@@ -290,8 +313,8 @@ def store_kv(
     if loc.shape[0] > FUSED_ROTATION_TOKENS:
         cache_k, R_k = (cache_k, None) if R_k is None else (rotate(cache_k, R_k), None)
         cache_v, R_v = (cache_v, None) if R_v is None else (rotate(cache_v, R_v), None)
-    k = (_unit_stride(cache_k), k_buffer, k_scales_zeros, None if R_k is None else R_k.contiguous())
-    v = (_unit_stride(cache_v), v_buffer, v_scales_zeros, None if R_v is None else R_v.contiguous())
+    k = (_unit_stride(cache_k), k_buffer, k_scales_zeros, R_k)
+    v = (_unit_stride(cache_v), v_buffer, v_scales_zeros, R_v)
     if cache_k.shape == cache_v.shape and cache_k.dtype == cache_v.dtype:
         groups, ranks = zip(k_checked, v_checked, strict=True)
         _launch(k[0], v[0], loc, k[1], v[1], k[2], v[2], k[3], v[3], groups, ranks, lloyd_max, halves=2)
