@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import io
+import re
+import tokenize
 from collections.abc import Callable
 
 import libcst as cst
@@ -99,3 +102,39 @@ def test_mixed_line_ends_stay_mixed() -> None:
     text = edited(forks.RUNNER_TEXT, ("    def escha_warmup(self):\n", "    def escha_warmup(self):\r\n"))
     after = merged(model_runner, text.encode(), test_model_runner.CONTEXT)
     assert after.count(b"\r\n") == 1 and b"def escha_warmup(self):\r\n" in after
+
+
+def inside_strings(text: str) -> set[int]:
+    """Return the numbers of lines that begin or end inside a string of several lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    spans = [(t.start[0], t.end[0]) for t in tokens if t.type == tokenize.STRING and t.start[0] != t.end[0]]
+    return {number for first, last in spans for number in range(first, last + 1)}
+
+
+def commented(text: str) -> str:
+    """Put a remark on a line of its own before every line, and another at the end of every line without one."""
+    skip = inside_strings(text)
+    out = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line and number not in skip:
+            indent = line[: len(line) - len(line.lstrip())]
+            out.append(f"{indent}# 前{number}")
+            line += "" if "#" in line else f"  # 後{number}"
+        out.append(line)
+    return "\n".join(out) + "\n"
+
+
+def without_remarks(text: str) -> list[str]:
+    return [re.sub(r" *# 後\d+", "", line) for line in text.splitlines() if not re.fullmatch(r" *# 前\d+", line)]
+
+
+@every_transform
+def test_remarks_at_every_line_are_no_obstacle_and_stay_in_their_order(
+    transform: object, text: str, context: Context
+) -> None:
+    before = commented(text)
+    after = merged(transform, before.encode(), context).decode()  # type: ignore[arg-type]
+    plain = merged(transform, text.encode(), context).decode()  # type: ignore[arg-type]
+    assert without_remarks(after) == plain.splitlines()
+    remarks = re.compile(r"# [前後]\d+")
+    assert remarks.findall(after) == remarks.findall(before)
