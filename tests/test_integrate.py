@@ -23,6 +23,7 @@ from tests.support import forks
 from tests.support.environments import condition, snapshot, without_state
 from tests.support.pr_tree import MemorySource
 from tests.support.wheels import make_site_packages
+from tests.transforms.test_server_args import CONSTANT
 
 
 def install(folder: Path, files: forks.Files = forks.OLD) -> Target:
@@ -114,6 +115,21 @@ def test_verification_sees_the_planned_tree(tmp_path: Path) -> None:
     outcome = prepared(install(tmp_path, files))
     assert not outcome.report.ok
     assert any("escha" in finding.message for finding in outcome.report.findings)
+
+
+HABITS: dict[str, forks.Files] = {
+    "choices in a constant": {**forks.OLD, forks.SERVER_ARGS: CONSTANT},
+    "carriage returns everywhere": {path: text.replace("\n", "\r\n") for path, text in forks.NEW.items()},
+}
+
+
+@pytest.mark.parametrize("files", HABITS.values(), ids=HABITS)
+def test_a_fork_of_other_habits_passes_verification(files: forks.Files, tmp_path: Path) -> None:
+    outcome = prepared(install(tmp_path, files))
+    assert outcome.report.findings == ()
+    ends = {file.path: file.after.count(b"\n") - file.after.count(b"\r\n") for file in outcome.plan.files}
+    for path in forks.MARKS.keys() & ends.keys():
+        assert ends[path] == 0 or "\r\n" not in files[path], path
 
 
 def test_an_overlay_holds_the_whole_merged_tree_and_leaves_the_wheel_alone(tmp_path: Path) -> None:
