@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from escha_oscar import record
 from escha_oscar.blast import check_blast_radius
 from escha_oscar.mapping import copies
 from escha_oscar.mapping.wheels import KERNELS_DIR
@@ -151,11 +152,16 @@ MARKS = {
 
 def test_what_a_fork_has_planted_in_the_seven_files_survives(release: Release, copy_of: CopyOf) -> None:
     site = copy_of(release.pristine)
+    planted: dict[str, bytes | None] = {}
     for path, (old, new) in MARKS.items():
         text = (site / path).read_text(encoding="utf-8")
         assert text.count(old) == 1, path
+        planted[path] = text.replace(old, new).encode()
+    (info,) = site.glob("*.dist-info/RECORD")
+    planted[str(info.relative_to(site))] = record.with_rows(info.read_bytes(), planted)
+    for path, data in planted.items():
         (site / path).unlink()
-        (site / path).write_text(text.replace(old, new), encoding="utf-8")
+        (site / path).write_bytes(data or b"")
     assert integrate(site).code == 0
     for path, (old, new) in MARKS.items():
         text = (site / path).read_text(encoding="utf-8")
