@@ -80,9 +80,7 @@ class Cache:
 
     def bf16_call(self, function, splits, dense):
         logits, lse, counts, most = self.scratch(splits)
-        return lambda: function(
-            self.q, *dense, self.o, self.indptr, self.indices, logits, lse, counts, most, D**-0.5
-        )
+        return lambda: function(self.q, *dense, self.o, self.indptr, self.indices, logits, lse, counts, most, D**-0.5)
 
     def error(self):
         """Relative error of ``o`` against float64, over at most two requests."""
@@ -125,7 +123,12 @@ def row(model, batch, length, bandwidth, peer, stock):
     if peer is not None:
         function = peer.decode_attention_fwd_quantized
         us, splits, at_8 = best(lambda cache, n: cache.int2_call(function, n), sets)
-        result |= {"authors_us": us, "authors_splits": splits, "authors_8_splits_us": at_8, "authors_rel_error": sets[0].error()}
+        result |= {
+            "authors_us": us,
+            "authors_splits": splits,
+            "authors_8_splits_us": at_8,
+            "authors_rel_error": sets[0].error(),
+        }
     if stock is not None:
         # Four times the bytes of a cache: as many sets as outrun the level-2 cache, no more.
         few = sets[: max(1, len(sets) // 4)]

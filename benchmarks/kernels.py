@@ -1,9 +1,9 @@
-"""Measure the INT2 kernels on this machine's GPU; write every row to RESULTS/DATE.json and a summary to RESULTS/CARD.json.
+"""Measure the INT2 kernels on this machine's GPU; write every row to DATE.json and a summary to CARD.json.
 
     PYTHONPATH=src python benchmarks/kernels.py [--peer FILE] [--stock FILE] [--out FOLDER] [--commit SHA]
 
-``--peer`` is the OSCAR authors' decode_attention.py, ``--stock`` the one of an sglang release (a bf16 cache): each is loaded
-from that one file. Everything of one table is measured in this one process.
+``--peer`` is the OSCAR authors' decode_attention.py, ``--stock`` the one of an sglang release (a bf16 cache): each is
+loaded from that one file. Everything of one table is measured in this one process.
 """
 
 import argparse
@@ -45,9 +45,13 @@ def summary(rows, prefills, stores):
     mib = [r["ours_transient"] / 2**20 for r in prefills]
     result |= {
         "prefill.transient_mib": max(mib),
-        "prefill.transient_mib_by_shape": {f"{r['model']} {r['prefix']}": round(m, 1) for r, m in zip(prefills, mib, strict=True)},
+        "prefill.transient_mib_by_shape": {
+            f"{r['model']} {r['prefix']}": round(m, 1) for r, m in zip(prefills, mib, strict=True)
+        },
         "prefill.dense_transient_ratio": max(r["dense_transient"] / r["combined_bytes"] for r in prefills),
-        "prefill.time_ratio": max(r["ours_us"] / r["dense_us"] for r in prefills if r["prefix"] == max(prefill.PREFIXES)),
+        "prefill.time_ratio": max(
+            r["ours_us"] / r["dense_us"] for r in prefills if r["prefix"] == max(prefill.PREFIXES)
+        ),
         "store.launches": max(r["launches"] for r in stores if r["tokens"] <= 16),
     }
     return result
@@ -77,12 +81,14 @@ def main():
     show(prefills + stores)
     result = summary(rows, prefills, stores)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    commit = options.commit or subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = (
+        options.commit
+        or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    )
     full = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "date": today,
-        "commit": commit, "copy_bandwidth": bandwidth, "summary": result, "decode": rows, "prefill": prefills, "store": stores,
+        "commit": commit, "copy_bandwidth": bandwidth, "summary": result,
+        "decode": rows, "prefill": prefills, "store": stores,
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{today}.json").write_text(json.dumps(full, indent=1) + "\n")

@@ -46,7 +46,7 @@ class Extend:
 
 
 def row(model, prefix):
-    """One line of the table as a dict: times in microseconds, memory in bytes beyond the output (dense makes its own)."""
+    """One line of the table as a dict: times in microseconds, memory in bytes beyond the output."""
     work = Extend(model, prefix)
     work.ours()
     expected = work.dense()[0].transpose(0, 1).double()

@@ -30,9 +30,18 @@ def launches(run):
 def rows():
     out = []
     for model in (DENSE, MOE):
-        for tokens, rotated in ((1, True), (16, True), (64, True), (65, True), (2048, True), (16, False), (2048, False)):
+        for tokens, rotated in (
+            (1, True),
+            (16, True),
+            (64, True),
+            (65, True),
+            (2048, True),
+            (16, False),
+            (2048, False),
+        ):
             run = call(model, tokens, rotated)
             out.append({
-                "model": model.name, "tokens": tokens, "rotated": rotated, "launches": launches(run), "us": graph_time_us([run] * 8),
+                "model": model.name, "tokens": tokens, "rotated": rotated, "launches": launches(run),
+                "us": graph_time_us([run] * 8),
             })  # fmt: skip
     return out

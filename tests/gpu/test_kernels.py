@@ -36,8 +36,8 @@ def test_decode_groups_and_batches(group, batch, dtype):
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize(
     ("dims", "group_size"),
-    [(64, 64), (64, 32), (64, 16), (128, 32), (128, 64), (128, 128), (256, 16), (256, 32), (256, 64), (256, 128), (256, 256), (512, 128),
-     (48, 48), (80, 16), (96, 32), (192, 64)],
+    [(64, 64), (64, 32), (64, 16), (128, 32), (128, 64), (128, 128), (256, 16), (256, 32), (256, 64), (256, 128),
+     (256, 256), (512, 128), (48, 48), (80, 16), (96, 32), (192, 64)],
 )  # fmt: skip
 def test_decode_head_dims_and_groups(dims, group_size, dtype):
     pool = make_pool(300, 1, dims, group_size, device=CUDA)
@@ -47,7 +47,12 @@ def test_decode_head_dims_and_groups(dims, group_size, dtype):
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
     "options",
-    [{"logit_cap": 2.0}, {"xai_temperature_len": 9}, {"logit_cap": 30.0, "xai_temperature_len": 100, "sinks": True}, {"sinks": True}],
+    [
+        {"logit_cap": 2.0},
+        {"xai_temperature_len": 9},
+        {"logit_cap": 30.0, "xai_temperature_len": 100, "sinks": True},
+        {"sinks": True},
+    ],
     ids=["cap", "temperature", "all", "sinks"],
 )
 @pytest.mark.parametrize("group_size", [32, 64])
@@ -131,13 +136,18 @@ def test_dequantize(dims, group_size, dtype):
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
-@pytest.mark.parametrize(("dims", "group_size", "heads"), [(256, 64, 12), (256, 32, 16), (128, 128, 2), (64, 32, 14), (96, 96, 6)])
+@pytest.mark.parametrize(
+    ("dims", "group_size", "heads"), [(256, 64, 12), (256, 32, 16), (128, 128, 2), (64, 32, 14), (96, 96, 6)]
+)
 def test_extend(dims, group_size, heads, dtype):
-    check_extend([0, 500, 64, 0], [300, 1, 20, 7], dims=dims, group_size=group_size, heads=heads, dtype=dtype, device=CUDA)
+    check_extend(
+        [0, 500, 64, 0], [300, 1, 20, 7], dims=dims, group_size=group_size, heads=heads, dtype=dtype, device=CUDA
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{"causal": False}, {"logit_cap": 2.0}, {"xai_temperature_len": 300}, {"sinks": True}],
+    "options",
+    [{"causal": False}, {"logit_cap": 2.0}, {"xai_temperature_len": 300}, {"sinks": True}],
     ids=lambda o: next(iter(o)),
 )
 def test_extend_in_pieces_and_passes(monkeypatch, options):
@@ -146,7 +156,7 @@ def test_extend_in_pieces_and_passes(monkeypatch, options):
     monkeypatch.setattr(prefill, "PIECE_BYTES", 1)
     monkeypatch.setattr(prefill, "STATE_BYTES", 1)
     options = {k: torch.linspace(-1, 3, 12, device=CUDA) if k == "sinks" else v for k, v in options.items()}
-    check_extend([900, 0, 1, 270], [260, 1, 1, 3], dims=256, group_size=64, heads=12, dtype=torch.bfloat16, device=CUDA, **options)
+    check_extend([900, 0, 1, 270], [260, 1, 1, 3], dims=64, heads=12, dtype=torch.bfloat16, device=CUDA, **options)
 
 
 def test_slots_beyond_two_gigabytes_of_codes():

@@ -34,7 +34,10 @@ class Launch:
     def compile(self, cc):
         """Compile for compute capability ``cc``, e.g. 90."""
         source = ASTSource(
-            self.kernel, dict(self.signature), dict(self.constants), {(i,): [["tt.divisibility", 16]] for i in self.divisible}
+            self.kernel,
+            dict(self.signature),
+            dict(self.constants),
+            {(i,): [["tt.divisibility", 16]] for i in self.divisible},
         )
         return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(self.options))
 
@@ -62,7 +65,7 @@ def _record(kernel, args, kwargs):
 
 @contextlib.contextmanager
 def recorded(cc, processors=132):
-    """Collect the launches made inside the block, on CPU tensors, as if on a card of capability ``cc``; nothing runs."""
+    """Collect the launches made inside the block, on CPU tensors, as if on a card of capability ``cc``."""
     launches = []
 
     def run(kernel, *args, grid, warmup, **kwargs):

@@ -1,6 +1,6 @@
 """Compile what the launchers would launch and print what each program takes, one JSON object a line.
 
-Run as ``python -m tests.kernels.compile_matrix SUBSET CC...`` with TRITON_INTERPRET=0; SUBSET is ``production`` or ``all``.
+``TRITON_INTERPRET=0 python -m tests.kernels.compile_matrix SUBSET CC...``; SUBSET is ``production`` or ``all``.
 """
 
 import itertools
@@ -16,13 +16,19 @@ from .capture import recorded, resources
 
 #: head_dim, group size, query heads, KV heads: the two wheels, each at two-way tensor parallelism.
 PRODUCTION = [(256, 64, 12, 2), (256, 32, 8, 1)]
-EVERY = [(d, g, 12, 2) for d in (64, 128, 256) for g in (16, 32, 64, 128, 256) if g <= d] + [(512, 128, 12, 2), (96, 96, 12, 2)]
+EVERY = [(d, g, 12, 2) for d in (64, 128, 256) for g in (16, 32, 64, 128, 256) if g <= d] + [
+    (512, 128, 12, 2),
+    (96, 96, 12, 2),
+]
 
 
 def _decode(shape, dtype, **options):
     dims, group, heads, kv_heads = shape
     q = torch.zeros(16, heads, dims, dtype=dtype)
-    codes, scales = torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8), torch.zeros(32, kv_heads, 2 * dims // group)
+    codes, scales = (
+        torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8),
+        torch.zeros(32, kv_heads, 2 * dims // group),
+    )
     decode_attention_fwd_quantized(
         q, codes, codes, scales, scales, q, torch.zeros(17, dtype=torch.int32), torch.zeros(32, dtype=torch.int64),
         None, None, None, 8, 0.1, "int2", **options,
@@ -32,7 +38,10 @@ def _decode(shape, dtype, **options):
 def _extend(shape, dtype, prefix, new, **options):
     dims, group, heads, kv_heads = shape
     q, k = torch.zeros(new, heads, dims, dtype=dtype), torch.zeros(new, kv_heads, dims, dtype=dtype)
-    codes, scales = torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8), torch.zeros(32, kv_heads, 2 * dims // group)
+    codes, scales = (
+        torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8),
+        torch.zeros(32, kv_heads, 2 * dims // group),
+    )
     extend_attention(
         q, k, k, q, codes, codes, scales, scales, torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32),
         torch.zeros(prefix, dtype=torch.int64), max_len_extend=new, sm_scale=0.1, **options,
@@ -42,13 +51,19 @@ def _extend(shape, dtype, prefix, new, **options):
 def _store(shape, dtype, tokens, **options):
     dims, group, _, kv_heads = shape
     x = torch.zeros(tokens, kv_heads, dims, dtype=dtype)
-    codes, scales = torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8), torch.zeros(32, kv_heads, 2 * dims // group)
+    codes, scales = (
+        torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8),
+        torch.zeros(32, kv_heads, 2 * dims // group),
+    )
     store_kv(x, x, torch.zeros(tokens, dtype=torch.int64), codes, codes, scales, scales, **options)
 
 
 def _dequantize(shape, dtype):
     dims, group, _, kv_heads = shape
-    codes, scales = torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8), torch.zeros(32, kv_heads, 2 * dims // group)
+    codes, scales = (
+        torch.zeros(32, kv_heads, dims // 4, dtype=torch.uint8),
+        torch.zeros(32, kv_heads, 2 * dims // group),
+    )
     dequantize(codes, scales, torch.zeros(9, dtype=torch.int64), head_dim=dims, dtype=dtype)
 
 
@@ -84,7 +99,8 @@ def main(subset, *cards):
                 registers, stack = resources(compiled, folder)
             constants = {name: value for name, value in launch.constants if isinstance(value, (int, float, str))}
             report = {"cc": cc, "kernel": launch.kernel.__name__, "shared": compiled.metadata.shared}
-            print(json.dumps(report | {"registers": registers, "stack": stack, "constants": constants}), flush=True)
+            report |= {"registers": registers, "stack": stack, "constants": constants}
+            sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

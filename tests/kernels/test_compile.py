@@ -13,7 +13,7 @@ from .capture import SHARED_LIMIT
 
 
 def spills_allowed(report):
-    """The one configuration that no tile spares from spilling: 8.x cards under triton 3.7, eight or more groups a head."""
+    """What no tile spares from spilling: 8.x cards under triton 3.7, eight or more groups a head."""
     constants = report["constants"]
     groups = max(constants["DK"] // constants["GROUP_K"], constants["DV"] // constants["GROUP_V"])
     return report["cc"] < 90 and TRITON >= (3, 7) and groups >= 8

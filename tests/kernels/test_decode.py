@@ -176,5 +176,5 @@ def test_what_does_not_fit_is_refused(broken):
         starts = starts[:2]
     else:
         buffers[2] = torch.zeros(19, 2, 6)
-    with pytest.raises(ValueError, match="int4|widths|share|cover|scale buffer"):
+    with pytest.raises(ValueError, match=r"int4|widths|share|cover|scale buffer"):
         decode_attention_fwd_quantized(q, *buffers, o, starts, picks, None, None, None, 8, SCALE, kind)

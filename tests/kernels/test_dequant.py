@@ -9,7 +9,18 @@ from .support import NAN, assert_close, make_pool
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
     ("dims", "group", "padding"),
-    [(64, 64, 0), (64, 32, 64), (128, 32, 0), (256, 32, 0), (256, 64, 64), (256, 128, 0), (256, 256, 0), (96, 32, 0), (80, 16, 0), (8, 8, 0)],
+    [
+        (64, 64, 0),
+        (64, 32, 64),
+        (128, 32, 0),
+        (256, 32, 0),
+        (256, 64, 64),
+        (256, 128, 0),
+        (256, 256, 0),
+        (96, 32, 0),
+        (80, 16, 0),
+        (8, 8, 0),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_matches_the_reference(dims, group, padding, dtype, index):

@@ -30,7 +30,18 @@ def check(
     starts, rows = indptr(prefixes, device=device), indptr(new, device=device)
     known = {"prefix_lens_cpu": prefixes, "extend_lens_cpu": new} if lists else {}
     extend_attention(
-        q, k, v, o, *pool.buffers, rows, starts, longer, max_len_extend=max(new, default=0), sm_scale=SCALE, **options, **known
+        q,
+        k,
+        v,
+        o,
+        *pool.buffers,
+        rows,
+        starts,
+        longer,
+        max_len_extend=max(new, default=0),
+        sm_scale=SCALE,
+        **options,
+        **known,
     )
     expected = reference.extend_attention(q, k, v, *pool.buffers, rows, starts, picks, sm_scale=SCALE, **options)
     assert_close(o, expected)
@@ -134,7 +145,5 @@ def test_what_does_not_fit_is_refused(broken):
         buffers[1] = buffers[1][..., :8]
     else:
         rows = indptr([5])
-    with pytest.raises(ValueError, match="do not fit|do not hold|differ"):
-        extend_attention(
-            q, k, v, o, *buffers, rows, starts, scattered(pool, [3, 4]), max_len_extend=3, sm_scale=SCALE
-        )
+    with pytest.raises(ValueError, match=r"do not fit|do not hold|differ"):
+        extend_attention(q, k, v, o, *buffers, rows, starts, scattered(pool, [3, 4]), max_len_extend=3, sm_scale=SCALE)

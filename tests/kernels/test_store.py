@@ -47,7 +47,8 @@ def slots(count, seed=0, dtype=torch.int64):
 
 
 @pytest.mark.parametrize(
-    ("dims", "groups"), [(64, 1), (64, 2), (128, 4), (256, 8), (256, 4), (256, 2), (256, 1), (96, 3), (96, 1), (80, 5), (8, 1)]
+    ("dims", "groups"),
+    [(64, 1), (64, 2), (128, 4), (256, 8), (256, 4), (256, 2), (256, 1), (96, 3), (96, 1), (80, 5), (8, 1)],
 )
 def test_codes_and_scales_bit_for_bit(dims, groups):
     buffers = Buffers(8, 2, dims, groups)
@@ -117,7 +118,7 @@ def test_rotation_inside_the_store(per_head, tokens):
     loc = slots(tokens)
     buffers.run(k, v, loc, R_k=R_k, R_v=R_v, clip_ratio_k=0.96)
     for ours, expected in zip(buffers.kernel[:2], buffers.expected[:2], strict=True):
-        # A value that sits on the border of two codes may fall to either side: rounding of the product, never a transpose.
+        # A value on the border of two codes may fall to either side of it.
         off = (reference.unpack(ours[loc]) - reference.unpack(expected[loc])).abs()
         assert off.max() <= 1 and off.float().mean() < 1e-3
     assert torch.allclose(buffers.kernel[2][loc], buffers.expected[2][loc], rtol=1e-4, atol=1e-4)
@@ -215,7 +216,7 @@ def test_what_does_not_fit_is_refused(broken):
         options["clip_ratio_v"] = 1.5
     else:
         k_scales = torch.zeros(4, 2, 6)
-    with pytest.raises(ValueError, match="must be|do not|does not|have"):
+    with pytest.raises(ValueError, match=r"must be|do not|does not|have"):
         store_kv(k, v, loc, k_codes, v_codes, k_scales, v_scales, **options)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """INT2 KV cache kernels: store, dequantise, decode attention, extend attention. Needs torch and triton only.
 
-The cache layout is described in ``layout`` (plain Python); every kernel has its plain-torch twin in ``reference`` (torch
-alone). Attention takes rotated queries, ``rotate(q, R_k, kv_group_num)``, and returns rotated outputs,
+The cache layout is described in ``layout`` (plain Python); every kernel has its twin in ``reference`` (plain
+torch). Attention takes rotated queries, ``rotate(q, R_k, kv_group_num)``, and returns rotated outputs,
 ``rotate_inverse(o, R_v, kv_group_num)``. Names are loaded at first use, so that the layout can be read without torch.
 """
 

@@ -3,7 +3,8 @@
 
 One warp owns a piece of one request. Per group ``g`` of a head,
 
-    score_t = sum_g s_gt * (q_g . codes_gt - z_gt * sum(q_g))       out_d = sum_t (p_t s_gt) codes_td - sum_t p_t s_gt z_gt
+    score_t = sum_g s_gt * (q_g . codes_gt - z_gt * sum(q_g))
+    out_d   = sum_t (p_t s_gt) codes_td - sum_t p_t s_gt z_gt
 
 so a code meets nothing but a mask: AND-ing a word of codes with 0x0003 leaves a float16 subnormal of value
 ``code * 2^-24``, and the next codes of the word are ``4^k`` times that. The powers of four go into q (exactly) and into
@@ -110,7 +111,7 @@ def decode_codes_kernel(
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr, STAGES: tl.constexpr,
     LOGIT_CAP: tl.constexpr, XAI_LEN: tl.constexpr, PAIRED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one request, up to BLOCK_H heads of one KV head. Strides of words are in 16-bit units, of scales in elements."""
+    """One piece of one request, up to BLOCK_H heads of one KV head; strides are in elements of each view."""
     LOG2E: tl.constexpr = 1.4426950408889634
     QK: tl.constexpr = DK // 4
     QV: tl.constexpr = DV // 4
@@ -239,7 +240,9 @@ def decode_codes_kernel(
             for tile in tl.static_range(NUM_V):
                 for p in tl.static_range(8):
                     kept = acc[tile * 8 + p] * alpha
-                    new_acc = new_acc + (tl.dot(v_codes[tile][p], weights[((p % 4) * QV + DIMS_V * tile) // GROUP_V], kept),)
+                    new_acc = new_acc + (
+                        tl.dot(v_codes[tile][p], weights[((p % 4) * QV + DIMS_V * tile) // GROUP_V], kept),
+                    )
             acc = new_acc
             zero_acc = new_zero_acc
 
@@ -249,7 +252,10 @@ def decode_codes_kernel(
         for tile in tl.static_range(NUM_V):
             for p in tl.static_range(8):
                 dim = (p % 4) * QV + DIMS_V * tile + p // 4 + 2 * ev
-                value = acc[tile * 8 + p] * (16777216.0 / (1 << (2 * (p % 5)))) - tl.sum(zero_acc[((p % 4) * QV + DIMS_V * tile) // GROUP_V], 0)[None, :]
+                value = (
+                    acc[tile * 8 + p] * (16777216.0 / (1 << (2 * (p % 5))))
+                    - tl.sum(zero_acc[((p % 4) * QV + DIMS_V * tile) // GROUP_V], 0)[None, :]
+                )
                 tl.store(
                     out + dim[:, None], value * inverse[None, :],
                     mask=in_ev[:, None] & in_h[None, :],

@@ -31,7 +31,7 @@ def piece_counts(kv_indptr, batch, length, BLOCK_B: tl.constexpr):
 
 @triton.jit
 def find_piece(kv_indptr, batch, pieces, min_piece, piece, TILE: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Return ``(request, first token, end token)`` of ``piece``, as positions in kv_indices; request -1: no such piece."""
+    """Return ``(request, first token, end token)`` of ``piece``, as positions in kv_indices; -1: no such piece."""
     length = piece_length(kv_indptr, batch, pieces, min_piece, TILE)
     count, total = piece_counts(kv_indptr, batch, length, BLOCK_B)
     request = tl.sum((total <= piece).to(tl.int32), 0)
@@ -52,7 +52,7 @@ def merge_kernel(
     D: tl.constexpr, TILE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_SINK: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the pieces of one request and head, BLOCK_D dims a program. Mid_lse is in log2, and -inf for an empty piece.
+    """Merge the pieces of one request and head, BLOCK_D dims a program. Mid_lse is in log2.
 
     A request without tokens gets zeros and a log-sum-exp of -inf (of the sink where there is one).
     """

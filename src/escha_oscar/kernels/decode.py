@@ -18,7 +18,7 @@ from ._scores import soft_cap, temperature
 from ._splits import find_piece, merge_kernel
 from .layout import grouping_of
 
-#: Shared memory of a multiprocessor by compute capability, where it is not the 100 KiB of small cards (9.x, 10.x: 228 KiB).
+#: Shared memory of a multiprocessor by compute capability; 9.x and 10.x have 228 KiB, all others the small cards' 100.
 LARGE_SHARED = {(8, 0): 164 << 10, (8, 7): 164 << 10}
 
 
@@ -131,7 +131,7 @@ def _decode_any_kernel(
 
 
 def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int, int], fast: bool) -> dict[str, int]:
-    """Tile, warps and stages of stage 1 for K and V head ``dims`` and group sizes ``groups`` on a card of capability ``cc``.
+    """Tile, warps and stages of stage 1 for the head ``dims`` and group sizes of K and V on a card of type ``cc``.
 
     ``resident`` is how many programs a multiprocessor takes at once, which is what the grid is cut for: the register
     file takes 8 warps of up to 255 registers, and the tiles in flight must fit its shared memory.
@@ -211,11 +211,12 @@ def _scratch(attn_logits, attn_lse, rows, heads, DV, device):
 
 def decode_attention_fwd_quantized(
     q, k_buffer, v_buffer, k_scales_zeros, v_scales_zeros, o, kv_indptr, kv_indices, attn_logits, attn_lse,
-    num_kv_splits, max_kv_splits, sm_scale, kv_dtype, logit_cap=0.0, sinks=None, xai_temperature_len=-1, output_lse=None,
+    num_kv_splits, max_kv_splits, sm_scale, kv_dtype, logit_cap=0.0, sinks=None, xai_temperature_len=-1,
+    output_lse=None,
 ) -> None:  # fmt: skip
-    """Attend rotated queries ``q [bs, Hq, D]`` to their INT2 slots; ``o [bs, Hq, Dv]`` comes back rotated, in q's dtype.
+    """Attend rotated queries ``q [bs, Hq, D]`` to their INT2 slots; ``o [bs, Hq, Dv]`` comes back rotated.
 
-    Request ``b`` reads slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``. ``attn_logits`` and ``attn_lse`` (float32)
+    Request ``b`` reads slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``. ``attn_logits``, ``attn_lse`` (float32)
     are scratch, used when large enough; ``num_kv_splits`` and ``max_kv_splits`` are accepted for the caller's sake: the
     split follows from the batch and the device. ``output_lse`` (float32 ``[bs, Hq]``) receives the natural
     log-sum-exp, sinks included. A request without slots gets zeros. Raises ValueError for shapes that do not fit.

@@ -3,8 +3,10 @@
 
 A slot of one KV head holds ``D / 4`` bytes of codes and ``2 * G`` numbers, ``G = D / group_size``:
 
-* byte ``j`` packs dims ``j``, ``j + D/4``, ``j + D/2``, ``j + 3D/4`` in bits 0-1, 2-3, 4-5, 6-7 (quarters, not neighbours);
-* the numbers are ``[scale0, zero0, scale1, zero1, ...]``; group ``g`` covers dims ``[g * group_size, (g + 1) * group_size)``;
+* byte ``j`` packs dims ``j``, ``j + D/4``, ``j + D/2``, ``j + 3D/4`` in bits 0-1, 2-3, 4-5, 6-7: quarters, not
+  neighbours;
+* the numbers are ``[scale0, zero0, scale1, zero1, ...]``; group ``g`` covers ``group_size`` dims from
+  ``g * group_size`` on;
 * ``value = (code - zero) * scale``, and ``zero`` is a float in code units.
 """
 

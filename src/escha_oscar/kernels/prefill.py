@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend attention: new tokens over an INT2 prefix plus their own fresh K and V, in memory that does not grow with the prefix.
+"""Extend attention: new tokens over an INT2 prefix and themselves, in memory that does not grow with the prefix.
 
 The prefix positions of the whole batch form one line (``kv_indices``). It is cut into pieces of a fixed number of
 tokens; each piece is dequantised into the same small buffer and attended to, and the running softmax of every query row
@@ -38,7 +38,7 @@ def _attend(
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     LOGIT_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update a running softmax with keys ``first .. end``; MASKED: key ``n`` is seen by rows whose ``limit`` exceeds it.
+    """Update a running softmax with keys ``first .. end``; MASKED: rows see the keys below their ``limit``.
 
     Without MASKED the range must be whole tiles.
     """
@@ -222,8 +222,9 @@ def extend_attention(
 ) -> None:  # fmt: skip
     """Attend new rows to their INT2 prefix and to each other; q, k, v are rotated, ``o`` comes back rotated.
 
-    q ``[tokens, Hq, Dk]``, k ``[tokens, Hkv, Dk]``, v ``[tokens, Hkv, Dv]``, o ``[tokens, Hq, Dv]``; request ``b`` owns rows
-    ``qo_indptr[b] : qo_indptr[b + 1]`` and prefix slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``, any of them empty.
+    q ``[tokens, Hq, Dk]``, k ``[tokens, Hkv, Dk]``, v ``[tokens, Hkv, Dv]``, o ``[tokens, Hq, Dv]``; request ``b`` owns
+    rows ``qo_indptr[b] : qo_indptr[b + 1]`` and prefix slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``, either
+    possibly empty.
     ``max_len_extend`` is the longest row count. Host lists of the lengths are optional: ``prefix_lens_cpu`` spares work
     when ``kv_indices`` is longer than the prefixes. Raises ValueError for shapes that do not fit.
     """
@@ -270,7 +271,8 @@ def extend_attention(
                     q, k, v, o, k_piece, v_piece, state_o, state_top, state_norm, o if sinks is None else sinks,
                     qo_indptr, kv_indptr, first, first + rows, sm_scale, kv_heads, group, tiles, first_tile,
                     q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-                    o.stride(0), o.stride(1), k_piece.stride(0), k_piece.stride(1), v_piece.stride(0), v_piece.stride(1),
+                    o.stride(0), o.stride(1),
+                    k_piece.stride(0), k_piece.stride(1), v_piece.stride(0), v_piece.stride(1),
                     DK=DK, DV=DV,
                     BLOCK_DK=max(16, triton.next_power_of_2(DK)), BLOCK_DV=max(16, triton.next_power_of_2(DV)),
                     FIRST=index == 0, LAST=index == pieces - 1, CAUSAL=causal, LOGIT_CAP=float(logit_cap),

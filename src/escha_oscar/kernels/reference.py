@@ -95,7 +95,7 @@ def dequantize(codes, scales_zeros, slots, *, head_dim, dtype=torch.float64):
 
 
 def attention(q, k, v, mask, sm_scale, *, logit_cap=0.0, sinks=None, temperature=None):
-    """Attention of ``q [Tq, Hq, Dk]`` over ``k [Tk, Hkv, Dk]``, ``v [Tk, Hkv, Dv]`` in float64; mask ``[Tq, Tk]`` bool or None.
+    """Attention of ``q [Tq, Hq, Dk]`` over ``k [Tk, Hkv, Dk]``, ``v [Tk, Hkv, Dv]`` in float64; mask ``[Tq, Tk]``.
 
     Returns ``(o [Tq, Hq, Dv], lse [Tq, Hq])``, natural logarithm, sinks included. No keys give zeros and -inf.
     """
