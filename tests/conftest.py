@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
+# Failures inside shared helpers show what differs; registered before any test imports them.
+pytest.register_assert_rewrite("tests.transforms.tools")
+
 # Kernels run on the CPU unless a GPU run (TRITON_INTERPRET=0 pytest -m gpu) says otherwise; read at triton's import.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar import integrate
-from escha_oscar.errors import ApplyError, TargetError
+from escha_oscar.errors import ApplyError, DriftError, TargetError
 from escha_oscar.integrate import Outcome, carry_out, prepare, requirements
 from escha_oscar.model import Finding, Report, Severity, Target
 from escha_oscar.plan import Options, Sources, build_plan
@@ -83,6 +83,22 @@ def test_a_second_run_is_planned_from_the_originals_and_writes_nothing(tmp_path:
     assert again.plan.files == first.plan.files
     assert snapshot(target.site_packages) == before
     assert {p: p.stat().st_mtime_ns for p in target.site_packages.rglob("*") if p.is_file()} == times
+
+
+def test_an_edited_file_is_refused_by_name_and_merged_into_with_force(tmp_path: Path) -> None:
+    target = install(tmp_path)
+    edited = target.site_packages / "sglang/srt/environ.py"
+    edited.write_bytes(edited.read_bytes() + b"# a note of the owner\n")
+    before = snapshot(target.site_packages)
+    with pytest.raises(DriftError) as refused:
+        prepared(target)
+    assert "sglang/srt/environ.py" in refused.value.message and "--force" in (refused.value.hint or "")
+    assert snapshot(target.site_packages) == before
+    outcome = prepare(target, Sources(None, Bundled.open()), Options(), NoProgress(), force=True)
+    carry_out(outcome, NoProgress())
+    assert edited.read_bytes().endswith(b"# a note of the owner\n")
+    revert(target.site_packages, force=False, progress=NoProgress())
+    assert without_state(snapshot(target.site_packages)) == before
 
 
 def test_another_source_replaces_the_first_integration(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from escha_oscar import record
 from escha_oscar.apply import AppliedSummary, apply_plan, pristine_tree
-from escha_oscar.errors import EschaOscarError
+from escha_oscar.errors import DriftError, EschaOscarError
 from escha_oscar.model import Plan, Report, Target
 from escha_oscar.overlay import write_overlay
 from escha_oscar.plan import Options, Sources, build_plan
 from escha_oscar.progress import Progress
-from escha_oscar.tree import DiskTree, planned
+from escha_oscar.tree import DiskTree, Tree, planned
 from escha_oscar.verify.static import check_tree
 
 
@@ -26,10 +27,22 @@ class Outcome:
     overlay: Path | None = None
 
 
-def prepare(target: Target, sources: Sources, options: Options, progress: Progress) -> Outcome:
-    """Plan the integration from the target's pristine files and verify the plan in memory; writes nothing."""
+def prepare(target: Target, sources: Sources, options: Options, progress: Progress, *, force: bool = False) -> Outcome:
+    """Plan the integration from the target's pristine files and verify the plan in memory; writes nothing.
+
+    Raises DriftError where a file to be merged was edited since the wheel was installed; with ``force`` the edited
+    bytes are merged into, and a later revert restores them.
+    """
     tree = pristine_tree(target.site_packages)
     plan = build_plan(target, tree, sources, options, progress, requirements(target))
+    edited = edited_files(plan, tree)
+    if edited and not force:
+        raise DriftError(
+            f"edited since the wheel was installed: {', '.join(edited)}",
+            path=str(target.site_packages / edited[0]),
+            sought="the wheel's own bytes, by RECORD",
+            hint="escha-oscar integrate --force (merges into the edited files; revert restores them as they are now)",
+        )
     progress.step("verifying the plan")
     changed = [file.path for file in plan.files]
     escha = target.distribution == "escha"
@@ -47,6 +60,14 @@ def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None
         return Outcome(plan, prepared.report, None, overlay)
     applied = apply_plan(plan, verify=lambda root: _require_planned(plan, root), progress=progress)
     return Outcome(plan, prepared.report, applied)
+
+
+def edited_files(plan: Plan, tree: Tree) -> list[str]:
+    """Return the planned files whose bytes are not those that RECORD states; rows without a hash say nothing."""
+    data = tree.read(f"{plan.target.dist_info.name}/RECORD")
+    stated = {entry.key: entry.digest for entry in record.parse(data or b"") if entry.digest.startswith("sha256=")}
+    old = [file for file in plan.files if file.before is not None and file.path in stated]
+    return [file.path for file in old if stated[file.path] != record.digest(file.before or b"")]
 
 
 def _require_planned(plan: Plan, site_packages: Path) -> None:

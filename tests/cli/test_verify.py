@@ -55,6 +55,17 @@ def test_a_broken_tree_exits_1_and_says_what_where_and_what_next(
     assert "  expected: one definition" in out and "  next: escha-oscar revert" in out
 
 
+def test_relative_paths_mean_the_folder_one_stands_in(
+    capsys: pytest.CaptureFixture[str], site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.parent)
+    python = os.path.relpath(sys.executable)
+    relative = answer(capsys, "--site-packages", site.name, "--python", python, "--level", "imports")
+    full = answer(capsys, "--site-packages", str(site), "--python", sys.executable, "--level", "imports")
+    assert (relative[0], relative[1]["findings"]) == (full[0], full[1]["findings"])
+    assert full[0] == 0
+
+
 def test_default_levels_need_no_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = mini_tree.merged_by_us()
     root = tmp_path / "site-packages"

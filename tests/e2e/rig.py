@@ -33,7 +33,7 @@ RELEASES = ("0.5.9", "0.5.15")
 #: Every stock release that anchors are checked against.
 BASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13", "0.5.15")
 BUILD_TIMEOUT_S = 900
-PROGRAM_TIMEOUT_S = 600
+PROGRAM_TIMEOUT_S = 1100
 KEPT_TREES = 3
 
 

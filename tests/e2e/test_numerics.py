@@ -9,7 +9,8 @@ import pytest
 from tests.e2e.cases import CASES, broken
 from tests.e2e.rig import Rig
 
-pytestmark = pytest.mark.network
+# One process measures all cases of a release; Triton's interpreter takes minutes on a busy machine.
+pytestmark = [pytest.mark.network, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

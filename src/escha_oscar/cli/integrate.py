@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     help="The kernels that run unless SGLANG_OSCAR_KERNELS says otherwise.",
 )
 @click.option("--strict", is_flag=True, help="Fail where a symbol cannot come from the pull request.")
+@click.option("--force", is_flag=True, help="Merge into files that were edited since the wheel was installed.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write; same exit code.")
 @click.option("--diff", "show_diff", is_flag=True, help="Print unified diffs on stdout.")
 @click.option("--overlay", type=click.Path(path_type=Path), help="Write a full shadow tree there instead.")
@@ -48,6 +49,7 @@ def integrate(
     allow_upstream: bool,
     kernels: str,
     strict: bool,
+    force: bool,
     dry_run: bool,
     show_diff: bool,
     overlay: Path | None,
@@ -66,7 +68,7 @@ def integrate(
     with progress_sink(quiet=as_json) as progress:
         if not dry_run:
             recover(target.site_packages, progress=progress)  # an interrupted run first: plan from whole files
-        outcome = prepare(target, open_sources(source, progress), Options(kernels, strict), progress)
+        outcome = prepare(target, open_sources(source, progress), Options(kernels, strict), progress, force=force)
         if not dry_run:
             outcome = carry_out(outcome, progress, overlay)
     code = ExitCode.OK if outcome.report.ok else ExitCode.PROBLEMS

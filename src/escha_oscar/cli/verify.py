@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -111,11 +112,17 @@ def _interpreter(root: Path | None, site_packages: Path | None, python: Path | N
     if root is None:
         return None
     if python is not None:
-        return Interpreter(python, root if site_packages is not None else None)
+        return Interpreter(_absolute(python), root.absolute() if site_packages is not None else None)
     if site_packages is None:
         return Interpreter(Path(sys.executable))
     found = python_of(root.resolve())
     return Interpreter(found) if found is not None else None
+
+
+def _absolute(python: Path) -> Path:
+    """Return an interpreter by its full path, links kept: probes run in a folder of their own."""
+    found = shutil.which(python)
+    return Path(found or python).absolute()
 
 
 def _search_path(root: Path | None, site_packages: Path | None, python: Path | None) -> tuple[Path, ...]:

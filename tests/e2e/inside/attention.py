@@ -34,7 +34,8 @@ class Model:
         self.shape, self.device = shape, device
         self.rotations = pools.write_rotations(shape, folder)
         self.pool = pools.build(shape, device)
-        pools.poison(self.pool)
+        if shape.packed:
+            pools.poison(self.pool)
         self.requests = ReqToTokenPool(REQUESTS + 1, shape.slots, device, enable_memory_saver=False)
         self.backend = TritonAttnBackend(serving.model_runner(shape, self.pool, self.requests, device))
         scaling = shape.head_dim**-0.5

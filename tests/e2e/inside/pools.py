@@ -28,6 +28,7 @@ class Shape:
     per_head: bool = False
     clip: tuple[float, float] = (0.0, 0.0)
     slots: int = 512
+    packed: bool = True
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Shape:
@@ -67,16 +68,16 @@ def write_rotations(shape: Shape, folder: Path) -> dict[str, dict[int, torch.Ten
 
 def build(shape: Shape, device: str) -> Any:
     """Return the pool that a server would make for ``shape``: plain, or hybrid with global layer ids."""
+    int2 = {"model_dtype": shape.dtype, "kv_cache_quant_group_size": shape.group_size} if shape.packed else {}
     common = dict(
         size=shape.slots,
         page_size=1,
-        dtype="int2",
+        dtype="int2" if shape.packed else shape.dtype,
         head_num=shape.kv_heads,
         head_dim=shape.head_dim,
         device=device,
         enable_memory_saver=False,
-        model_dtype=shape.dtype,
-        kv_cache_quant_group_size=shape.group_size,
+        **int2,
     )
     if not shape.hybrid:
         return MHATokenToKVPool(**common, layer_num=len(shape.layers), start_layer=shape.layers[0])
