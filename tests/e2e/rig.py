@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ RELEASES = ("0.5.9", "0.5.15")
 BASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13", "0.5.15")
 BUILD_TIMEOUT_S = 900
 PROGRAM_TIMEOUT_S = 1100
-KEPT_TREES = 3
+KEPT_FOR_S = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def merged(release: str) -> Rig:
     wheel = stock_wheel(release)
     inputs = [wheel, *sorted(path for path in SOURCE.rglob("*.py") if path.is_file())]
     tree = _cached("trees", f"merged-{release}", inputs, lambda place: _integrate(wheel, place))
-    _prune(tree.parent.glob(f"merged-{release}-*"))
+    _prune(other for other in tree.parent.glob(f"merged-{release}-*") if other != tree)
     return Rig(release, tree, _deps(release))
 
 
@@ -173,9 +174,10 @@ def _cached(kind: str, name: str, inputs: list[Path], build: Callable[[Path], No
 
 
 def _prune(trees: Iterable[Path]) -> None:
-    """Keep the newest few trees of one release: every change of the tool makes another."""
-    for old in sorted(trees, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_TREES:]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Drop yesterday's trees of one release: every change of the tool makes another, and a run may still use one."""
+    for tree in trees:
+        if time.time() - tree.stat().st_mtime > KEPT_FOR_S:
+            shutil.rmtree(tree, ignore_errors=True)
 
 
 def _cache_root() -> Path:
