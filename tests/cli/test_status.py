@@ -10,7 +10,9 @@ import pytest
 from escha_oscar.apply import apply_plan
 from escha_oscar.cli import main
 from escha_oscar.overlay import write_overlay
+from tests.support import forks
 from tests.support.environments import POOL, make_environment, make_plan
+from tests.support.wheels import make_site_packages
 
 
 @pytest.fixture
@@ -29,6 +31,13 @@ def test_pristine(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data, text = _status(site, capsys)
     assert (code, data["condition"]) == (0, "pristine")
     assert "pristine" in text
+
+
+def test_a_wheel_without_an_integration_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = make_site_packages(tmp_path, forks.OLD)
+    code, data, text = _status(site, capsys)
+    assert (code, data["distribution"], data["version"]) == (0, "escha", "1.0.2+qwen3moe")
+    assert "wheel: escha 1.0.2+qwen3moe" in text
 
 
 def test_integrated_names_source_kernels_and_tool(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

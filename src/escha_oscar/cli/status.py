@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import click
 from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
-from escha_oscar.errors import ExitCode
+from escha_oscar.errors import ExitCode, TargetError
 from escha_oscar.status import Condition, Status, read_status
+from escha_oscar.target.locate import locate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,9 +46,20 @@ def status(site_packages: Path | None, python: Path | None, as_json: bool) -> in
 
     Exits 0, with 3 where files were modified, with 7 where an interrupted run has to be resolved.
     """
-    found = read_status(environment(site_packages, python, for_writing=False))
+    found = _with_wheel(read_status(environment(site_packages, python, for_writing=False)))
     code = _CODES.get(found.condition, ExitCode.OK)
     return Output("status", as_json).emit(_record(found), lambda console: _print(console, found), code)
+
+
+def _with_wheel(found: Status) -> Status:
+    """Return ``found`` with the wheel's name and version where no integration has recorded them."""
+    if found.distribution is not None:
+        return found
+    try:
+        target = locate(site_packages=found.site_packages, python=None, allow_upstream=True, for_writing=False)
+    except TargetError:
+        return found
+    return dataclasses.replace(found, distribution=target.distribution, version=target.version)
 
 
 def _record(found: Status) -> dict[str, Any]:
@@ -69,9 +82,14 @@ def _print(console: Console, found: Status) -> None:
     line(console, f"{found.site_packages}")
     line(console, _MEANING[found.condition] + (f" ({found.detail})" if found.detail else ""))
     if found.source is not None:
-        line(console, f"  source: {found.source.description}, commit {found.source.commit or 'none'}")
-        line(console, f"  kernels: {found.kernels}, written by escha-oscar {found.tool_version}")
-        line(console, f"  wheel: {found.distribution} {found.version}, {len(found.files)} files of the integration")
+        commit = f", commit {found.source.commit}" if found.source.commit else ""
+        line(console, f"  source: {found.source.description}{commit}")
+        line(
+            console,
+            f"  kernels: {found.kernels}, written by escha-oscar {found.tool_version}, {len(found.files)} files",
+        )
+    if found.distribution is not None:
+        line(console, f"  wheel: {found.distribution} {found.version}")
     for file in found.deviating:
         line(console, f"  {file.condition.value}: {file.path}")
     if found.condition in _NEXT:
