@@ -32,12 +32,15 @@ def check(subset, *cards):
         assert report["shared"] <= SHARED_LIMIT[report["cc"]], report
         if report["kernel"] == "decode_codes_kernel" and not spills_allowed(report):
             assert report["stack"] == 0, report
+    return reports
 
 
 # One card with much shared memory and one with little; the matrix has the others.
 @pytest.mark.parametrize("cc", [90, 120])
 def test_production_launches(cc):
-    check("production", cc)
+    for report in check("production", cc):
+        # On 9.x the spills around a prefill tile of 128 rows cost less than smaller tiles do (measured).
+        assert report["stack"] == 0 or (report["kernel"] == "_extend_kernel" and cc == 90), report
 
 
 @pytest.mark.matrix

@@ -185,11 +185,12 @@ def extend_config(head_dim: int, itemsize: int, cc: tuple[int, int], rows: int) 
         return {"BLOCK_M": 16, "BLOCK_N": 32 if head_dim > 256 else 64, "num_warps": 4, "num_stages": 1}
     if head_dim > 256:
         return {"BLOCK_M": 32, "BLOCK_N": 16 if small else 32, "num_warps": 4, "num_stages": 1}
-    if small:
-        return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2 if head_dim <= 128 else 1}
     if cc[0] in (9, 10):
         return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+    if head_dim > 128:
+        # Eight warps hold the accumulators of 64 rows without spilling; four do not.
+        return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_M": 64, "BLOCK_N": 32 if small else 64, "num_warps": 4, "num_stages": 2}
 
 
 def piece_tokens(kv_heads: int, head_dims: int, itemsize: int, prefix: int) -> int:
