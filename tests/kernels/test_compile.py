@@ -13,10 +13,11 @@ from .capture import SHARED_LIMIT
 
 
 def spills_allowed(report):
-    """What no tile spares from spilling: 8.x cards under triton 3.7, eight or more groups a head."""
+    """What no tile spares from spilling: groups of 16, heads of 512, and on 8.x under triton 3.7 eight groups."""
     constants = report["constants"]
-    groups = max(constants["DK"] // constants["GROUP_K"], constants["DV"] // constants["GROUP_V"])
-    return report["cc"] < 90 and TRITON >= (3, 7) and groups >= 8
+    dims = max(constants["DK"], constants["DV"])
+    group = min(constants["GROUP_K"], constants["GROUP_V"])
+    return group < 32 or dims > 256 or (report["cc"] < 90 and TRITON >= (3, 7) and dims // group >= 8)
 
 
 def check(subset, *cards):
