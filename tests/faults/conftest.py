@@ -10,7 +10,6 @@ import pytest
 
 from tests.faults import matrix
 
-
 LEFT_OUT = pytest.StashKey[int]()
 
 
