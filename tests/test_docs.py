@@ -1,4 +1,4 @@
-"""The documentation held against the product: commands, options, exit codes, refusals, repairs."""
+"""The documentation held against the product: links, commands, options, exit codes, refusals, repairs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,32 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that GitHub makes of a heading."""
+    plain = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return plain.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, place = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.is_file() or (place and place not in anchors(target)):
+            broken.append(link)
+    assert broken == []
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clip, quantise and pack rotated K and V rows; the kernels are those of ``oscar_int2``."""
 
-
 import torch
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """INT2 store and dequantise under the names that others import; the kernels are those of ``oscar_int2``."""
 
-
 import torch
 
 

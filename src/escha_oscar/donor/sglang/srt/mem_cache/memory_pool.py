@@ -177,9 +177,8 @@ class MHATokenToKVPool:
         """Allocate packed codes ``uint8 [slots, kv_heads, D/4]`` and their scales and zeros, one list entry a layer."""
         rows = (self.size + self.page_size, self.head_num)
         with (
-            self.memory_saver_adapter.region(GPU_MEMORY_TYPE_KV_CACHE), torch.cuda.use_mem_pool(self.custom_mem_pool)
-            if self.enable_custom_mem_pool
-            else nullcontext()
+            self.memory_saver_adapter.region(GPU_MEMORY_TYPE_KV_CACHE),
+            torch.cuda.use_mem_pool(self.custom_mem_pool) if self.enable_custom_mem_pool else nullcontext(),
         ):
             self.k_buffer, self.v_buffer = (
                 [
@@ -191,9 +190,7 @@ class MHATokenToKVPool:
             self.k_scales_zeros = self._allocate_scales_zeros_buffers(self.k_num_scale_groups)
             self.v_scales_zeros = self._allocate_scales_zeros_buffers(self.v_num_scale_groups)
         pointers = [[x.data_ptr() for x in buffers] for buffers in (self.k_buffer, self.v_buffer)]
-        self.k_data_ptrs, self.v_data_ptrs = (
-            torch.tensor(p, dtype=torch.uint64, device=self.device) for p in pointers
-        )
+        self.k_data_ptrs, self.v_data_ptrs = (torch.tensor(p, dtype=torch.uint64, device=self.device) for p in pointers)
         self.data_ptrs = torch.cat([self.k_data_ptrs, self.v_data_ptrs], dim=0)
         self.data_strides = torch.tensor(
             [np.prod(x.shape[1:]) for x in self.k_buffer + self.v_buffer], device=self.device

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of prefill over an INT2 prefix: rotation in and out, and the dense prefix."""
 
-
 import torch
 
 

@@ -32,10 +32,7 @@ class TritonAttnBackend:
     def _int2_is_causal(self, layer) -> bool:
         return not (
             layer.attn_type == AttentionType.ENCODER_ONLY
-            or (
-                layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL
-                and self.allow_bidirectional_attention_in_extend
-            )
+            or (layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL and self.allow_bidirectional_attention_in_extend)
         )
 
     def _forward_extend_int2(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
