@@ -489,6 +489,13 @@ def test_a_file_of_the_source_that_does_not_parse_is_refused_by_its_own_path(onl
     assert caught.value.path == pr_tree.POOL
 
 
+def test_a_file_of_many_megabytes_is_refused_before_it_is_parsed() -> None:
+    data = b"x = 1  # " + b"x" * (5 << 20)
+    with pytest.raises(AnchorError) as refused:
+        plan_of({**forks.OLD, forks.POOL: data})
+    assert (refused.value.path, refused.value.found) == (forks.POOL, str(len(data)))
+
+
 def test_a_file_that_does_not_come_back_byte_for_byte_is_left_alone(only: Only) -> None:
     only(forks.SCHEDULER)
     text = edited(forks.SCHEDULER_TEXT, ("\nclass Scheduler", "\n\x0cclass Scheduler"))

@@ -303,6 +303,8 @@ class _Builder:
         self.files.append(PlannedFile(path, change, self.tree.read(path), after))
 
 
+#: Ten times the largest file that is merged; parsing takes time and memory in proportion.
+_LARGEST_FILE = 4 << 20
 _BUNDLED_HINT = "escha-oscar integrate --source bundled"
 
 
@@ -329,7 +331,11 @@ def parse(data: bytes, path: str) -> cst.Module:
 
 
 def _decoded(data: bytes, path: str) -> str:
-    """Return the text of a Python file in its declared encoding; raises AnchorError with the offset of a bad byte."""
+    """Return the text of a Python file in its declared encoding; raises AnchorError for bad bytes and for size."""
+    if len(data) > _LARGEST_FILE:
+        raise AnchorError(
+            "the file is too large", path=path, sought=f"{_LARGEST_FILE} bytes at most", found=str(len(data))
+        )
     # In the first two lines a bad byte already trips the detector, which does not say where it is.
     encoding, problem = "utf-8", None
     try:
