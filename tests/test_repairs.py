@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-import linecache
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,30 +296,30 @@ def test_the_guarded_import_leaves_the_name_unset() -> None:
     assert names["hadamard_transform"] is None
 
 
-def compile_kernel(text: str, name: str) -> Any:
-    """Compile a kernel ahead of time for a device that need not be there."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.jit import JITFunction
-
-    path = f"<{name}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    names: dict[str, Any] = {"__name__": name}
-    exec(compile(text, path, "exec", dont_inherit=True), names)
-    source = triton.compiler.ASTSource(
-        fn=JITFunction(names["_kernel"].fn),  # itself, even where kernels are interpreted
-        signature={"Q": "*fp32", "Out": "*fp32", "FAST": "constexpr", "D": "constexpr"},
-        constexprs={"FAST": True, "D": 64},
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32))
+COMPILE = """
+import sys, triton, kernel
+from triton.backends.compiler import GPUTarget
+source = triton.compiler.ASTSource(
+    fn=kernel._kernel,
+    signature={"Q": "*fp32", "Out": "*fp32", "FAST": "constexpr", "D": "constexpr"},
+    constexprs={"FAST": True, "D": 64},
+)
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"])
+"""
 
 
-def test_triton_refuses_the_rebound_constexpr_and_takes_the_mended_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from triton.compiler.errors import CompilationError
+def compile_kernel(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile a kernel ahead of time, for a device that need not be there, where nothing has been interpreted yet."""
+    folder.mkdir()
+    (folder / "kernel.py").write_text(text, encoding="utf-8")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder), "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", COMPILE]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with pytest.raises(CompilationError, match="QUARTER"):
-        compile_kernel(REBOUND, "rebound")
-    assert "tt.store" in compile_kernel(MENDED, "mended").asm["ttir"]
+
+def test_triton_refuses_the_rebound_constexpr_and_takes_the_mended_kernel(tmp_path: Path) -> None:
+    refused = compile_kernel(REBOUND, tmp_path / "rebound")
+    assert refused.returncode and "QUARTER is already defined" in refused.stderr
+    taken = compile_kernel(MENDED, tmp_path / "mended")
+    assert taken.returncode == 0, taken.stderr
+    assert "tt.store" in taken.stdout

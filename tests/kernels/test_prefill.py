@@ -10,7 +10,7 @@ SCALE = 0.12
 
 def check(
     prefixes, new, *, heads=6, kv_heads=2, dims=64, v_dims=None, group_size=32, dtype=torch.float16, extra=0,
-    padding=0, device="cpu", index=torch.int64, lists=False, poison=False, **options,
+    padding=0, device="cpu", index=torch.int64, lists=False, poison=False, longest=None, **options,
 ):  # fmt: skip
     """One batch against the reference, on poisoned outputs and with poisoned foreign slots."""
     v_dims = v_dims or dims
@@ -38,7 +38,7 @@ def check(
         rows,
         starts,
         longer,
-        max_len_extend=max(new, default=0),
+        max_len_extend=max(new, default=0) if longest is None else longest,
         sm_scale=SCALE,
         **options,
         **known,
@@ -96,10 +96,21 @@ def test_pieces_cut_requests_anywhere(monkeypatch):
     check([300, 1, 0, 250], [2, 5, 3, 1], heads=3, kv_heads=1)
 
 
-def test_rows_take_several_passes_when_the_state_is_small(monkeypatch):
+@pytest.mark.parametrize("tokens", [1, 5, 20])
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_take_several_passes_when_the_state_is_small(monkeypatch, tokens, causal):
     monkeypatch.setattr(prefill, "PIECE_BYTES", 1)
-    monkeypatch.setattr(prefill, "STATE_BYTES", 1)
-    check([300, 40], [50, 3], heads=3, kv_heads=1)
+    monkeypatch.setattr(prefill, "STATE_BYTES", tokens * 3 * 64 * 4)
+    check([300, 40, 0], [50, 3, 1], heads=3, kv_heads=1, causal=causal)
+
+
+def test_decode_rows_beside_a_chunk_take_no_pass_of_their_own():
+    assert prefill.tokens_a_pass(1520 + 16, 8, 256) == 1520 + 16
+    assert prefill.tokens_a_pass(6132 + 12, 12, 256) == prefill.tokens_a_pass(6144, 12, 256) == 2048
+
+
+def test_the_longest_row_count_may_be_a_tensor_of_the_cpu():
+    check([9, 20], [3, 2], longest=torch.tensor(3))
 
 
 def test_decode_rows_beside_a_long_request():

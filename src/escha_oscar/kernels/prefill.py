@@ -7,8 +7,9 @@ tokens; each piece is dequantised into the same small buffer and attended to, an
 tokens and writes the result, so a prefix of one piece keeps no state at all. A request finds its share of a piece
 through ``kv_indptr`` on the device: no length is read by the host.
 
-The state is bounded too: when the rows of a batch need more than STATE_BYTES of it, they go over the prefix in several
-passes, and what grows with neither prefix nor new tokens is all the memory that prefill takes.
+The state is bounded too: it holds a row for each new token and head, and when those need more than STATE_BYTES the new
+tokens go over the prefix in several passes. So what grows with neither prefix nor new tokens is all the memory that
+prefill takes, and decode rows beside a long chunk cost one row each.
 
 A tile of rows is ``tokens x heads of one KV group``, row ``r`` being token ``r // group`` and head ``r % group``; so a
 single new token (a decode row in a mixed batch) still fills ``group`` rows, and K and V are read once per group.
@@ -81,7 +82,7 @@ def _attend(
 @triton.jit
 def _extend_kernel(
     Q, K_new, V_new, Out, K_piece, V_piece, State_o, State_top, State_norm, Sinks,
-    qo_indptr, kv_indptr, piece_first, piece_end, scale, kv_heads, group, row_tiles, first_tile,
+    qo_indptr, kv_indptr, piece_first, piece_end, scale, kv_heads, group, row_tiles, pass_first, pass_end,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_ot, stride_oh,
     stride_pkt, stride_pkh, stride_pvt, stride_pvh,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -90,26 +91,29 @@ def _extend_kernel(
 ):  # fmt: skip
     """One tile of rows of one request and KV head, over the prefix positions ``piece_first .. piece_end``.
 
-    FIRST starts the running softmax afresh, LAST adds the fresh tokens and writes the result.
+    Its tokens are those of the pass, ``pass_first .. pass_end`` of the whole batch's new tokens. FIRST starts the
+    running softmax afresh, LAST adds the fresh tokens and writes the result.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     pid = tl.program_id(0)
     # Long rows first within a head: the last tile of a causal request has the most to do.
-    tile = first_tile + row_tiles - 1 - pid % row_tiles
+    tile = row_tiles - 1 - pid % row_tiles
     kv_head = ((pid // row_tiles) % kv_heads).to(tl.int64)
     request = pid // (row_tiles * kv_heads)
     q_first = tl.load(qo_indptr + request).to(tl.int64)
     new = (tl.load(qo_indptr + request + 1) - q_first).to(tl.int32)
-    if tile * BLOCK_M < new * group:
+    low = tl.maximum(pass_first - q_first, 0).to(tl.int32)
+    high = tl.minimum(new, pass_end - q_first).to(tl.int32)
+    if tile * BLOCK_M < (high - low) * group:
         prefix_first = tl.load(kv_indptr + request)
         prefix_end = tl.load(kv_indptr + request + 1)
         first = tl.maximum(prefix_first, piece_first) - piece_first
         end = tl.minimum(prefix_end, piece_end) - piece_first
         if FIRST or LAST or (first < end):
             r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-            token = r // group
+            token = low + r // group
             head = kv_head * group + r % group
-            in_m = token < new
+            in_m = token < high
             dk = tl.arange(0, BLOCK_DK)
             dv = tl.arange(0, BLOCK_DV)
             q_ptr = Q + (q_first + token)[:, None] * stride_qt + head[:, None] * stride_qh + dk[None, :]
@@ -117,7 +121,8 @@ def _extend_kernel(
             factor = tl.full([BLOCK_M], 1.0, tl.float32)
             if XAI_LEN > 0:
                 factor = temperature((prefix_end - prefix_first).to(tl.int32) + token, XAI_LEN)
-            row = pid.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+            # Bounded by STATE_BYTES, so 32 bits hold every offset.
+            row = ((q_first - pass_first).to(tl.int32) + token) * (kv_heads * group) + head.to(tl.int32)
             state = State_o + row[:, None] * DV + dv[None, :]
             in_o = in_m[:, None] & (dv < DV)[None, :]
             if FIRST:
@@ -150,8 +155,8 @@ def _extend_kernel(
                 plain = new // BLOCK_N * BLOCK_N
                 limit = tl.full([BLOCK_M], 2147483647, tl.int32)
                 if CAUSAL:
-                    seen = tl.minimum(new, (tile * BLOCK_M + BLOCK_M - 1) // group + 1)
-                    plain = tl.minimum(new, (tile * BLOCK_M) // group + 1) // BLOCK_N * BLOCK_N
+                    seen = tl.minimum(new, low + (tile * BLOCK_M + BLOCK_M - 1) // group + 1)
+                    plain = tl.minimum(new, low + (tile * BLOCK_M) // group + 1) // BLOCK_N * BLOCK_N
                     limit = token + 1
                 top, norm, acc = _attend(
                     q, k, v, 0, plain, top, norm, acc, scale, factor, limit, stride_kt, stride_vt, dk, dv,
@@ -199,6 +204,12 @@ def piece_tokens(kv_heads: int, head_dims: int, itemsize: int, prefix: int) -> i
     return max(256, min(PIECE_BYTES // per_token // 256 * 256, triton.cdiv(prefix, 256) * 256))
 
 
+def tokens_a_pass(tokens: int, heads: int, v_head_dim: int) -> int:
+    """New tokens that go over the prefix together: all of them, or even shares whose state fits STATE_BYTES."""
+    passes = triton.cdiv(tokens, max(1, STATE_BYTES // (heads * v_head_dim * 4)))
+    return triton.cdiv(tokens, passes)
+
+
 def _checked(q, k, v, o, k_buffer, v_buffer, k_scales_zeros, v_scales_zeros, qo_indptr, kv_indptr):
     tokens, heads, DK = q.shape
     kv_heads, DV = k.shape[1], v.shape[-1]
@@ -233,8 +244,8 @@ def extend_attention(
     tokens, heads, DK = q.shape
     kv_heads, DV = k.shape[1], v.shape[-1]
     requests = qo_indptr.shape[0] - 1
-    if extend_lens_cpu is not None:
-        max_len_extend = max(extend_lens_cpu, default=0)
+    # Callers also hand over a 0-d tensor of the CPU, which a launch would take for a pointer.
+    max_len_extend = int(max_len_extend if extend_lens_cpu is None else max(extend_lens_cpu, default=0))
     if tokens == 0 or requests == 0 or max_len_extend == 0:
         return
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
@@ -246,18 +257,15 @@ def extend_attention(
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(max(DK, DV)))
     config = extend_config(block_d, q.element_size(), capability(q), max_len_extend * group)
-    row_tiles = triton.cdiv(max_len_extend * group, config["BLOCK_M"])
-    tiles_a_pass = row_tiles
+    share = tokens
     state_o = state_top = state_norm = k_piece
     if pieces > 1:
-        rows_a_tile = kv_heads * requests * config["BLOCK_M"]
-        passes = triton.cdiv(row_tiles, max(1, STATE_BYTES // (rows_a_tile * DV * 4)))
-        tiles_a_pass = triton.cdiv(row_tiles, passes)
-        state_o = torch.empty((tiles_a_pass * rows_a_tile, DV), dtype=torch.float32, device=q.device)
-        state_top, state_norm = torch.empty((2, tiles_a_pass * rows_a_tile), dtype=torch.float32, device=q.device)
+        share = tokens_a_pass(tokens, heads, DV)
+        state_o = torch.empty((share * heads, DV), dtype=torch.float32, device=q.device)
+        state_top, state_norm = torch.empty((2, share * heads), dtype=torch.float32, device=q.device)
+    tiles = triton.cdiv(min(max_len_extend, share) * group, config["BLOCK_M"])
     with on_device(q):
-        for first_tile in range(0, row_tiles, tiles_a_pass):
-            tiles = min(tiles_a_pass, row_tiles - first_tile)
+        for pass_first in range(0, tokens, share):
             for index in range(pieces):
                 first = index * span
                 rows = min(span, prefix - first)
@@ -270,7 +278,8 @@ def extend_attention(
                     )
                 _extend_kernel[(tiles * kv_heads * requests,)](
                     q, k, v, o, k_piece, v_piece, state_o, state_top, state_norm, o if sinks is None else sinks,
-                    qo_indptr, kv_indptr, first, first + rows, sm_scale, kv_heads, group, tiles, first_tile,
+                    qo_indptr, kv_indptr, first, first + rows, sm_scale, kv_heads, group, tiles,
+                    pass_first, pass_first + share,
                     q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
                     o.stride(0), o.stride(1),
                     k_piece.stride(0), k_piece.stride(1), v_piece.stride(0), v_piece.stride(1),

@@ -35,6 +35,7 @@ class ServerArgs:
             ("prefill_only_disable_kv_cache", False, "--prefill-only-disable-kv-cache"),
             ("enable_unified_memory", False, "--enable-unified-memory"),
             ("enable_page_major_kv_layout", False, "--enable-page-major-kv-layout"),
+            ("radix_cache_backend", None, "--radix-cache-backend"),
             ("dllm_algorithm", None, "--dllm-algorithm"),
             ("kv_canary", "none", "--kv-canary"),
         ):

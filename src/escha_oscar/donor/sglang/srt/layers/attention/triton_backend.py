@@ -35,6 +35,7 @@ class TritonAttnBackend:
             or (layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL and self.allow_bidirectional_attention_in_extend)
         )
 
+    @torch.compiler.disable
     def _forward_extend_int2(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
         """Attend new tokens to an int2 prefix and to themselves, unquantised; q ``[tokens, Hq * D]`` -> the same."""
         from sglang.srt.layers.attention.oscar_int2 import extend_attention, rotate
@@ -108,6 +109,7 @@ class TritonAttnBackend:
         slots = slots.long()
         return dequantize_kv_int2_triton(codes[slots], scales_zeros[slots], head_dim, dtype)
 
+    @torch.compiler.disable
     def _forward_decode_int2(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
         """Store one new token per sequence and attend it over packed codes; q ``[batch, Hq * D]`` -> the same."""
         from sglang.srt.layers.attention.oscar_int2 import rotate
