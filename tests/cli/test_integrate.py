@@ -126,6 +126,14 @@ def test_an_overlay_prints_its_path_line_and_leaves_the_wheel_alone(
     assert (overlay / forks.SCHEDULER).is_file()
 
 
+def test_the_path_line_of_an_overlay_holds_wherever_it_is_pasted(
+    integrate: Integrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = integrate("--overlay", "an overlay")
+    assert (code, out.splitlines()[-1]) == (0, f"export PYTHONPATH='{tmp_path}/an overlay'")
+
+
 def test_a_local_repository_serves_as_the_pull_request(integrate: Integrate, site: Path, tmp_path: Path) -> None:
     pull = make_pull_repository(tmp_path / "pr.git", FILES)
     options = ("--pr-repo", str(pull.path), "--pr-commit", pull.pinned)

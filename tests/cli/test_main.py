@@ -138,6 +138,15 @@ def test_an_interrupt_says_so_and_exits_130(
     assert (out, err.strip()) == ("", "interrupted")
 
 
+def test_a_file_that_may_not_be_read_is_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, PermissionError(13, "Permission denied", "/site-packages/.escha-oscar/journal"))
+    assert main(["status"]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.strip()) == ("", "error[target]: /site-packages/.escha-oscar/journal: Permission denied")
+
+
 def test_an_exit_inside_a_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, click.exceptions.Exit(3))
     assert main(["status"]) == 3

@@ -58,6 +58,12 @@ def good(**changes: object) -> list[str]:
     return [arguments(**changes), SLOTS, ARTICLE, LIMITS, READY]
 
 
+def test_without_a_tensor_parallel_size_an_fp8_pool_of_two_ranks_is_not_taken_for_int2(moe: ModelConfig) -> None:
+    line = "KV Cache is allocated. #tokens: 350257, K size: 0.84 GB, V size: 0.84 GB"
+    assert codes([line], model=moe, group_size=32) == ["log-cannot-compare"]
+    assert codes([line], model=moe, tp=2, group_size=32) == ["log-int2-off"]
+
+
 def test_the_articles_log_is_in_effect(moe: ModelConfig) -> None:
     report = check_log(good(), Expectation(moe, 2, 32))
     assert [f.code for f in report.findings] == ["log-int2-in-effect"]

@@ -10,7 +10,7 @@ import click
 
 from escha_oscar import __version__
 from escha_oscar.cli._render import Output, set_color
-from escha_oscar.errors import EschaOscarError, ExitCode
+from escha_oscar.errors import EschaOscarError, ExitCode, TargetError
 
 #: name -> (module, attribute, one line of help); modules load only when their command runs.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(out.error(error))
     except click.ClickException as error:
         return int(out.usage(error))
+    except OSError as error:
+        # What no command has explained: a file that may not be read, a terminal or a disk that does not take output.
+        return int(out.error(TargetError(error.strerror or str(error), path=error.filename)))
     except (KeyboardInterrupt, click.Abort):
         out.say("interrupted")
         return int(ExitCode.INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def outcome_record(outcome: Outcome, *, dry_run: bool, diff: bool = False) -> di
         "dry_run": dry_run,
         "written": outcome.applied is not None and not outcome.applied.already,
         "already_integrated": outcome.applied is not None and outcome.applied.already,
-        "overlay": str(outcome.overlay) if outcome.overlay else None,
+        "overlay": str(outcome.overlay.absolute()) if outcome.overlay else None,
         "target": {**vars(plan.target)},
         "source": vars(plan.source),
         "kernels": plan.kernels,
@@ -152,7 +153,7 @@ def print_outcome(console: Console, outcome: Outcome, *, dry_run: bool) -> None:
         line(console, f"{finding.severity.value} {finding.code}: {finding.path}:{finding.line}: {finding.message}")
     line(console, _verdict(outcome, dry_run))
     if outcome.overlay is not None:
-        line(console, f"export PYTHONPATH={outcome.overlay}")
+        line(console, f"export PYTHONPATH={shlex.quote(str(outcome.overlay.absolute()))}")
     elif outcome.applied is not None and not outcome.applied.already:
         line(console, "next: restart the server; rotation files: escha-oscar rotations --config config.json")
 

@@ -60,6 +60,8 @@ def _size(pool: Allocation, facts: Facts, expected: Expectation) -> Iterator[Fin
 def _incomparable(facts: Facts, expected: Expectation) -> str:
     if expected.model is None:
         return "no config.json was given, so the expected size is unknown"
+    if facts.number("tp_size") is None and expected.tp is None:
+        return "neither the log nor --tp says over how many GPUs the heads are spread"
     if (facts.number("pp_size") or 1) > 1:
         return "the layers are spread over pipeline stages"
     if (facts.number("dp_size") or 1) > 1 and facts.flag("enable_dp_attention"):
