@@ -102,6 +102,7 @@ class _Builder:
         self.code: list[str] = []
 
     def build(self) -> Plan:
+        """Decide every file: placed, copied, then merged, the environment last."""
         self._place_kernels()
         self._copy_rows()
         self._merge_rows()

@@ -27,10 +27,12 @@ def test_a_terminal_gets_a_rich_table() -> None:
     assert "a[b]" in text
 
 
-@pytest.mark.parametrize("rows", [(), (("1", ""),)])
-def test_empty_tables_and_cells_are_fine(rows: tuple[tuple[str, ...], ...]) -> None:
+@pytest.mark.parametrize(("rows", "body"), [((), ""), ((("1", ""),), "  1\n")])
+def test_empty_tables_and_cells_are_fine(rows: tuple[tuple[str, ...], ...], body: str) -> None:
     console = Console(file=io.StringIO(), width=60)
     table(console, "T", ("a", "b"), rows)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "T\n  a  b\n" + body
 
 
 def test_lines_are_never_wrapped() -> None:
