@@ -40,6 +40,13 @@ def test_a_wheel_without_an_integration_is_named(tmp_path: Path, capsys: pytest.
     assert "wheel: escha 1.0.2+qwen3moe" in text
 
 
+def test_a_folder_without_the_package_is_not_called_pristine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--site-packages", str(tmp_path)]) == 3
+    assert "no sglang/ here" in capsys.readouterr().err
+
+
 def test_integrated_names_source_kernels_and_tool(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apply_plan(make_plan(site, commit="b" * 40))
     code, data, text = _status(site, capsys)
@@ -82,6 +89,7 @@ def test_a_damaged_state_is_one_line_with_exit_3(site: Path, capsys: pytest.Capt
 
 def test_a_hostile_folder_name_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = tmp_path / "a\x1b[31mb"
-    hostile.mkdir()
+    (hostile / "sglang").mkdir(parents=True)
     assert main(["status", "--site-packages", str(hostile)]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "pristine" in out

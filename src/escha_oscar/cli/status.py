@@ -13,6 +13,7 @@ from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
 from escha_oscar.errors import ExitCode, TargetError
 from escha_oscar.status import Condition, Status, read_status
+from escha_oscar.target._search import PACKAGE
 from escha_oscar.target.locate import locate
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def _with_wheel(found: Status) -> Status:
     """Return ``found`` with the wheel's name and version where no integration has recorded them."""
     if found.distribution is not None:
         return found
+    if not (found.site_packages / PACKAGE).is_dir() and found.condition is Condition.PRISTINE:
+        raise TargetError(
+            f"no {PACKAGE}/ here",
+            path=str(found.site_packages),
+            hint="name the folder that holds sglang/ with --site-packages",
+        )
     try:
         target = locate(site_packages=found.site_packages, python=None, allow_upstream=True, for_writing=False)
     except TargetError:
