@@ -8,6 +8,7 @@ import io
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from types import ModuleType
 
@@ -15,7 +16,7 @@ import libcst as cst
 
 from escha_oscar import repairs
 from escha_oscar.blast import check_blast_radius
-from escha_oscar.errors import AnchorError, SourceError, SymbolError, TargetError
+from escha_oscar.errors import AnchorError, SymbolError, TargetError
 from escha_oscar.graft import Base, Chooser, Chosen, SourceFile, glue_calls
 from escha_oscar.mapping import ROWS, copies, merges, row_for
 from escha_oscar.mapping.wheels import KERNELS_DIR
@@ -26,7 +27,7 @@ from escha_oscar.transforms import TRANSFORMS, environ
 from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import is_marked, with_marker
 from escha_oscar.tree import Layered, MemoryTree, Tree, first_existing
-from escha_oscar.verify.index import Function, Index, exports_of
+from escha_oscar.verify.index import Function, Index
 from escha_oscar.verify.resolve import Resolver
 from escha_oscar.verify.signatures import misfit, signature_of
 
@@ -77,7 +78,7 @@ def build_plan(
     """Return the whole integration of ``sources`` into ``tree`` (the target's pristine files).
 
     Raises TargetError where the tree lacks a file or holds INT2 code already, AnchorError where a place does not match,
-    SymbolError where a symbol is nowhere, SourceError where the source does not decode.
+    SymbolError where a symbol is nowhere.
     """
     builder = _Builder(target, tree, sources, options or Options(), progress or NoProgress(), dependencies)
     return builder.build()
@@ -179,7 +180,7 @@ class _Builder:
             if node is None and symbol.public:
                 return f"{symbol.name} is not in it"
             signature = signature_of(node) if isinstance(node, Function) else None
-            calls = self._calls().get(symbol.name, []) if signature else []
+            calls = self._calls.get(symbol.name, []) if signature else []
             reason = next((r for r in (misfit(call, signature) for call in calls if signature) if r), None)
             if reason:
                 return f"a call of {symbol.name} does not fit: {reason}"
@@ -245,7 +246,7 @@ class _Builder:
         base = Base(path, _decoded(before, path), self._resolver(), self.dependencies)
         _refuse_foreign(row, base)
         pr = self.sources.file(self.sources.pr, row, "pr")
-        chooser = Chooser(row, pr, donor, base, self._calls(), glue, self.options.strict)
+        chooser = Chooser(row, pr, donor, base, self._calls, glue, self.options.strict)
         chosen = chooser.choose()
         self.uses += chosen.uses
         self.repairs += chosen.repairs
@@ -256,7 +257,7 @@ class _Builder:
         if is_marked(module):
             raise _foreign(path)
         context = Context(
-            path, chosen, self.options.kernels, self._env_fields() if transform is environ else {}, self._takes_scales()
+            path, chosen, self.options.kernels, self._env_fields() if transform is environ else {}, self._takes_scales
         )
         after = with_marker(transform.transform(module, context), self.sources.label).bytes
         check_blast_radius(path, before, after, transform.TOUCHES)
@@ -283,17 +284,17 @@ class _Builder:
 
     # -- what is asked more than once
 
+    @cached_property
     def _takes_scales(self) -> bool:
         index = Index(self.tree)
         function = index.exports(EXTEND_KERNEL).names.get("extend_attention_fwd")
         signature = signature_of(function) if isinstance(function, Function) else None
         return signature is None or "k_scale" in signature.positional
 
+    @cached_property
     def _calls(self) -> Mapping[str, list[ast.Call]]:
-        if not hasattr(self, "_glue"):
-            files = [self.sources.file(self.sources.bundled, row, "bundled") for row in merges()]
-            self._glue = glue_calls([f for f in files if f is not None], ROWS)
-        return self._glue
+        files = [self.sources.file(self.sources.bundled, row, "bundled") for row in merges()]
+        return glue_calls([f for f in files if f is not None], ROWS)
 
     def _resolver(self, more: MemoryTree | None = None) -> Resolver:
         planned = {f.path: f.after for f in self.files}
@@ -410,6 +411,3 @@ def _imports(module: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool
 def _catches_import(handler: ast.ExceptHandler) -> bool:
     kinds = ast.unparse(handler.type) if handler.type is not None else "Exception"
     return any(name in kinds for name in ("ImportError", "ModuleNotFoundError", "Exception"))
-
-
-__all__ = ["Options", "SourceError", "Sources", "build_plan", "exports_of", "kernel_files", "parse"]
