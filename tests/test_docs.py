@@ -92,7 +92,9 @@ def test_every_refused_option_is_listed() -> None:
 
 
 def test_every_repair_is_explained() -> None:
-    made = "".join((ROOT / "src/escha_oscar" / name).read_text() for name in ("repairs.py", "graft.py", "plan.py"))
+    made = "".join(
+        (ROOT / "src/escha_oscar/merge" / name).read_text() for name in ("repairs.py", "graft.py", "plan.py")
+    )
     names = set(re.findall(r'(?:Defect|Repair)\(\s*"([a-z0-9-]+)"', made))
     names |= set(re.findall(r'fitted, "([a-z-]+)"', made))
     text = (ROOT / "docs/how-the-merge-works.md").read_text(encoding="utf-8")

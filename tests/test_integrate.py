@@ -10,13 +10,13 @@ import pytest
 
 from escha_oscar import integrate
 from escha_oscar.errors import ApplyError, DriftError, TargetError
+from escha_oscar.installed.revert import revert
+from escha_oscar.installed.status import Condition
 from escha_oscar.integrate import Outcome, carry_out, prepare, requirements
+from escha_oscar.merge.plan import Options, Sources, build_plan
 from escha_oscar.model import Finding, Report, Severity, Target
-from escha_oscar.plan import Options, Sources, build_plan
 from escha_oscar.progress import NoProgress
-from escha_oscar.revert import revert
 from escha_oscar.source.bundled import Bundled
-from escha_oscar.status import Condition
 from escha_oscar.target.locate import locate
 from escha_oscar.tree import MemoryTree
 from tests.support import forks

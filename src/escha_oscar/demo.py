@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from escha_oscar.errors import EschaOscarError, MissingExtraError
+from escha_oscar.installed.revert import revert
 from escha_oscar.integrate import Outcome, carry_out, prepare
-from escha_oscar.plan import Options, Sources
+from escha_oscar.merge.plan import Options, Sources
 from escha_oscar.progress import Progress
-from escha_oscar.revert import revert
 from escha_oscar.target.locate import locate
 from escha_oscar.target.unpack import unpack_wheel
 from escha_oscar.tree import DiskTree
@@ -133,7 +133,7 @@ class Demo:
 def write_rotations(config: Path, folder: Path) -> str:
     """Write the Hadamard K and V files of the model at ``config``; raises MissingExtraError without torch."""
     from escha_oscar import rotations
-    from escha_oscar.model_config import read_model_config
+    from escha_oscar.serving.model_config import read_model_config
 
     model = read_model_config(config)
     matrix = rotations.hadamard_matrix(model.head_dim)

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from escha_oscar import record
-from escha_oscar.apply import AppliedSummary, apply_plan, pristine_tree
 from escha_oscar.errors import DriftError, EschaOscarError
+from escha_oscar.installed.apply import AppliedSummary, apply_plan, pristine_tree
+from escha_oscar.installed.overlay import write_overlay
+from escha_oscar.merge.plan import Options, Sources, build_plan
 from escha_oscar.model import Plan, Report, Target
-from escha_oscar.overlay import write_overlay
-from escha_oscar.plan import Options, Sources, build_plan
 from escha_oscar.progress import Progress
+from escha_oscar.target import record
 from escha_oscar.tree import DiskTree, Tree, planned
 from escha_oscar.verify.static import check_tree
 
@@ -50,13 +50,16 @@ def prepare(target: Target, sources: Sources, options: Options, progress: Progre
     return Outcome(plan, check_tree(after, source_kind=plan.source.kind, changed=changed, base=tree, escha=escha))
 
 
-def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None) -> Outcome:
-    """Write a prepared integration, or a shadow tree at ``overlay``; does nothing where the report has errors."""
+def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None, *, force: bool = False) -> Outcome:
+    """Write a prepared integration, or a shadow tree at ``overlay``; does nothing where the report has errors.
+
+    ``force`` replaces an older shadow tree whose files were edited.
+    """
     if not prepared.report.ok:
         return prepared
     plan = prepared.plan
     if overlay is not None:
-        write_overlay(plan, plan.target.site_packages, overlay, progress)
+        write_overlay(plan, plan.target.site_packages, overlay, progress, force=force)
         return Outcome(plan, prepared.report, None, overlay)
     applied = apply_plan(plan, verify=lambda root: _require_planned(plan, root), progress=progress)
     return Outcome(plan, prepared.report, applied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -214,3 +215,48 @@ class Report:
 def sha256(data: bytes) -> str:
     """Return the hex SHA-256 of ``data``."""
     return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Graft:
+    """The text of one definition to transplant, dedented."""
+
+    name: str
+    text: str
+    taken_from: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What one merged file receives: definitions by name, further helpers, import lines, and the report of it."""
+
+    grafts: Mapping[str, Graft]
+    helpers: tuple[Graft, ...] = ()
+    imports: tuple[str, ...] = ()
+    uses: tuple[SymbolUse, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+
+    def text(self, name: str) -> str:
+        """Return the text of one graft."""
+        return self.grafts[name].text
+
+    def members(self, owner: str) -> list[Graft]:
+        """Return the grafts that belong into class ``owner``."""
+        return [g for name, g in self.grafts.items() if name.startswith(f"{owner}.")]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a transform is given besides the module.
+
+    ``path`` is the file being merged; ``chosen`` holds the text of every definition that arrives there.
+
+    ``extra_env`` are environment fields that transplanted code reads (name -> default expression);
+    ``extend_takes_scales`` says whether the base's extend kernel has ``k_scale`` and ``v_scale``.
+    """
+
+    path: str
+    chosen: Chosen = field(default_factory=lambda: Chosen({}))
+    kernels: str = "native"
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    extend_takes_scales: bool = True

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from escha_oscar import demo as library
-from escha_oscar import stock_wheel
 from escha_oscar.cli import main
 from escha_oscar.demo import Demo, Step
 from escha_oscar.errors import SourceError
+from escha_oscar.target import stock_wheel
 from tests.support import forks
 from tests.support.wheels import make_wheel
 from tests.test_demo import STEPS

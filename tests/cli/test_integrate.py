@@ -12,9 +12,9 @@ import pytest
 
 from escha_oscar.cli import integrate as command
 from escha_oscar.cli import main
+from escha_oscar.installed.status import Condition
 from escha_oscar.integrate import Outcome
 from escha_oscar.model import Finding, Report, Severity
-from escha_oscar.status import Condition
 from tests.support import forks
 from tests.support.environments import condition, snapshot, without_state
 from tests.support.pr_tree import FILES

@@ -14,7 +14,7 @@ import pytest
 from escha_oscar import __version__, cli
 from escha_oscar.cli import COMMANDS, main
 
-HEAVY = ("torch", "triton", "libcst", "git", "numpy", "rich", "escha_oscar.plan", "escha_oscar.transforms")
+HEAVY = ("torch", "triton", "libcst", "git", "numpy", "rich", "escha_oscar.merge.plan", "escha_oscar.transforms")
 SOURCE = Path(cli.__file__).parents[2]
 
 

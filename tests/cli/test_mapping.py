@@ -12,13 +12,13 @@ from escha_oscar.cli import main
 from escha_oscar.cli.mapping import RowState, row_states
 from escha_oscar.mapping import DECODE_PATHS, PIN, ROWS
 from escha_oscar.mapping.table import ARTICLE_NOTE
+from escha_oscar.merge.plan import Sources, build_plan
 from escha_oscar.model import Action
-from escha_oscar.plan import Sources, build_plan
 from escha_oscar.source.bundled import Bundled
 from escha_oscar.tree import MemoryTree, planned
+from tests.merge.test_plan import TARGET
 from tests.support import forks
 from tests.support.wheels import make_site_packages
-from tests.test_plan import TARGET
 
 
 def test_the_table_shows_every_row_and_symbol(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.apply import apply_plan
 from escha_oscar.cli import main
+from escha_oscar.installed.apply import apply_plan
 from tests.support.environments import FILES, MERGED, POOL, RECORD, condition, make_environment, make_plan, snapshot
 
 
@@ -140,7 +140,8 @@ def test_the_interpreter_of_an_environment_finds_it(tmp_path: Path, capsys: pyte
 
 def _kill_in_the_middle_of_a_revert(site: Path) -> None:
     program = (
-        "import os, signal, sys\nfrom escha_oscar import fsops, transaction, revert\nfrom pathlib import Path\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from escha_oscar.disk import transaction\nfrom escha_oscar.installed import revert\n"
         "transaction._finished_tree = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         "revert.revert(Path(sys.argv[1]))\n"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.apply import apply_plan
 from escha_oscar.cli import main
-from escha_oscar.overlay import write_overlay
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.overlay import write_overlay
 from tests.support import forks
 from tests.support.environments import POOL, make_environment, make_plan
 from tests.support.wheels import make_site_packages

@@ -16,10 +16,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 def main(operation: str, site: Path, uid: int | None = None) -> int:
     """Run the operation; say what went wrong and return the exit code that the command line would give."""
-    from escha_oscar.apply import apply_plan
     from escha_oscar.errors import EschaOscarError
-    from escha_oscar.recovery import recover
-    from escha_oscar.revert import revert
+    from escha_oscar.installed.apply import apply_plan
+    from escha_oscar.installed.recovery import recover
+    from escha_oscar.installed.revert import revert
     from tests.support.environments import MERGED_AGAIN, make_plan
 
     work = {

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from escha_oscar.apply import apply_plan
-from escha_oscar.recovery import recover
-from escha_oscar.revert import revert
-from escha_oscar.status import Status, read_status
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.recovery import recover
+from escha_oscar.installed.revert import revert
+from escha_oscar.installed.status import Status, read_status
 from tests.support.environments import (
     MERGED_AGAIN,
     make_environment,

@@ -88,7 +88,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_undone(operation: str, free_kib: 
 def _drive_without_probe(operation: str, site: Path) -> tuple[int, str]:
     program = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from escha_oscar import fsops; from tests.faults import driver\n"
+        "from pathlib import Path; from escha_oscar.disk import fsops; from tests.faults import driver\n"
         "fsops.Root.free_bytes = lambda self: 1 << 40\n"
         "sys.exit(driver.main(sys.argv[3], Path(sys.argv[4])))\n"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.apply import apply_plan
 from escha_oscar.errors import ApplyError
-from escha_oscar.revert import Outcome, revert
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.revert import Outcome, revert
 from tests.support.environments import CACHE, FILES, INFO, MERGED, NAME, VERSION, condition, make_plan, snapshot
 from tests.support.wheels import make_wheel
 

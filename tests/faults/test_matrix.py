@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.status import Condition
+from escha_oscar.installed.status import Condition
 from tests.faults import matrix
 from tests.faults.matrix import OPERATIONS, Place, Point, Snapshot
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from escha_oscar.merge.plan import Sources, build_plan
 from escha_oscar.model import Change, Severity, Target
-from escha_oscar.plan import Sources, build_plan
 from escha_oscar.source.bundled import Bundled
 from escha_oscar.transforms import TRANSFORMS
 from escha_oscar.tree import MemoryTree, planned

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar import record
-from escha_oscar.blast import check_blast_radius
 from escha_oscar.mapping import copies
 from escha_oscar.mapping.wheels import KERNELS_DIR
+from escha_oscar.merge.blast import check_blast_radius
+from escha_oscar.target import record
 from escha_oscar.transforms import TRANSFORMS
 from tests.integration.conftest import Release, integrate, typed
 from tests.support import forks, pr_tree

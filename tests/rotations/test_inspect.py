@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from escha_oscar.model_config import ModelConfig, read_model_config
 from escha_oscar.rotations import Inspection, Role, RotationFile, hadamard_matrix, inspect_rotation
 from escha_oscar.rotations.inspect import spell
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
 from tests.support.checkpoints import DENSE, MOE, PLAIN, TWO_SIZES, write_config
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from escha_oscar.errors import ExitCode, SourceError, UsageError
 from escha_oscar.progress import NoProgress
-from escha_oscar.source import _fetch
+from escha_oscar.source import fetch as fetching
 from escha_oscar.source.pull_request import PullRequest, mapped_paths
 from tests.support.pull_request import FILES, OTHER, PULL, commit, git
 
@@ -73,7 +73,7 @@ def test_a_filtered_fetch_is_small(own, own_server, cache):
     big = "x" * 10 + os.urandom(300_000).hex()
     pinned = commit(own.path, {f"python/{ENVIRON}": "a = 1\n", "python/big.bin": big})
     source = PullRequest.open(cache, repository=own_server.url("pr.git"), commit=pinned)
-    assert _fetch.size_of(source.location) < 20_000
+    assert fetching.size_of(source.location) < 20_000
 
 
 def test_files_of_the_commit_that_are_absent_read_as_none(opened):
@@ -238,7 +238,7 @@ def test_no_server_at_all(template, server, cache):
 
 def test_a_server_that_never_answers(template, server, cache, monkeypatch):
     server.hang = True
-    monkeypatch.setattr(_fetch, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "STALL_SECONDS", 0.5)
     with pytest.raises(SourceError) as caught:
         PullRequest.open(cache, repository=server.url("pr.git"), commit=template.pinned)
     assert "nothing arrived" in caught.value.found
@@ -246,14 +246,14 @@ def test_a_server_that_never_answers(template, server, cache, monkeypatch):
 
 def test_a_fetch_that_takes_too_long(template, server, cache, monkeypatch):
     server.hang = True
-    monkeypatch.setattr(_fetch, "FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.1)
     with pytest.raises(SourceError) as caught:
         PullRequest.open(cache, repository=server.url("pr.git"), commit=template.pinned)
     assert "no end after" in caught.value.found
 
 
 def test_a_fetch_that_grows_too_large(opened, cache, monkeypatch):
-    monkeypatch.setattr(_fetch, "MAX_BYTES", 1000)
+    monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
     with pytest.raises(SourceError) as caught:
         opened()
     assert "1000 bytes" in caught.value.found
@@ -270,7 +270,7 @@ def test_git_is_missing(opened, monkeypatch, tmp_path):
 
 
 def test_a_pinned_commit_deep_below_the_pull_ref(own, own_server, cache, monkeypatch):
-    monkeypatch.setattr(_fetch, "PULL_DEPTH", 1)
+    monkeypatch.setattr(fetching, "PULL_DEPTH", 1)
     own_server.version = 0
     with pytest.raises(SourceError) as caught:
         PullRequest.open(cache, repository=own_server.url("pr.git"), commit=own.pinned)
@@ -299,7 +299,7 @@ def test_a_server_that_loses_a_file_after_the_first_fetch(own, own_server, cache
 
 def test_a_clone_of_another_user_asks_for_a_bundle(opened, monkeypatch):
     words = "fatal: detected dubious ownership in repository at 'x'; fatal: Could not read from remote repository."
-    monkeypatch.setattr(_fetch, "_try", lambda *_: words)
+    monkeypatch.setattr(fetching, "_try", lambda *_: words)
     with pytest.raises(SourceError) as caught:
         opened()
     assert "git bundle create" in caught.value.hint
@@ -341,7 +341,7 @@ def test_a_disk_that_fails_is_one_error(opened, cache, monkeypatch, name):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/place")
 
-    monkeypatch.setattr(*((_fetch.tempfile, name) if name == "mkdtemp" else (Path, name)), full)
+    monkeypatch.setattr(*((fetching.tempfile, name) if name == "mkdtemp" else (Path, name)), full)
     with pytest.raises(SourceError, match="No space left") as caught:
         opened()
     assert caught.value.path == "/the/place"

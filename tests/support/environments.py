@@ -7,8 +7,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from escha_oscar.installed.status import Condition, read_status
 from escha_oscar.model import Change, Plan, PlannedFile, SourceId, Target, sha256
-from escha_oscar.status import Condition, read_status
 from tests.support.wheels import make_site_packages
 
 NAME, VERSION = "escha", "1.0.2+qwen3moe"

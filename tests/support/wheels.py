@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from escha_oscar import record
+from escha_oscar.target import record
 
 DECODE = "sglang/srt/layers/attention/triton_ops/decode_attention.py"
 

@@ -4,8 +4,8 @@ import zipfile
 
 import pytest
 
-from escha_oscar import record
 from escha_oscar.errors import TargetError
+from escha_oscar.target import record
 from escha_oscar.target.unpack import unpack_wheel
 from tests.support.wheels import SKELETON, make_wheel, wheel_content
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import libcst as cst
 import pytest
 
+from escha_oscar.model import Context
 from escha_oscar.transforms import (
     decode_attention,
     environ,
@@ -23,7 +24,6 @@ from escha_oscar.transforms import (
     server_args,
     triton_backend,
 )
-from escha_oscar.transforms._context import Context
 from tests.support import forks
 from tests.transforms import (
     test_decode_attention,

@@ -205,24 +205,7 @@ def test_a_method_is_added_after_the_last_one() -> None:
     assert after == "class A:\n    def f(self):\n        pass\n\n    def g(self):\n        pass\n\n\nx = 1\n"
 
 
-def test_the_marker_is_the_last_line_of_the_header_and_stands_once() -> None:
-    module = cst.parse_module("#!/usr/bin/env python\n# 見出し\n\nimport os\n")
-    assert not edits.is_marked(module)
-    once = edits.with_marker(module, "its bundled implementation")
-    line = edits.marker("its bundled implementation")
-    assert once.code == f"#!/usr/bin/env python\n# 見出し\n\n{line}\nimport os\n"
-    assert edits.is_marked(once)
-    assert edits.with_marker(once, "commit 1") is once
-
-
-def test_the_marker_takes_the_line_ends_and_leaves_the_first_lines() -> None:
-    data = b"\xef\xbb\xbf#!/usr/bin/env python\r\n# -*- coding: utf-8 -*-\r\nimport os\r\n"
-    line = edits.marker("commit 1").encode()
-    assert edits.with_marker(cst.parse_module(data), "commit 1").bytes == data.replace(b"import", line + b"\r\nimport")
-
-
-def test_the_marker_names_the_pull_request_the_source_and_the_licence() -> None:
-    text = edits.marker("commit abc")
-    for part in ("escha-oscar", "PR #32129", "commit abc", "Apache-2.0 section 4(b)"):
-        assert part in text
-    assert "\n" not in text
+def test_blank_lines_inside_strings_keep_their_spaces() -> None:
+    module = cst.parse_module("x = 1\n")
+    text = 'def f():\n    return """a\n    \nb"""\n'
+    assert module.with_changes(body=edits.parse_body(text, module)).code == text

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escha_oscar.blast import check_blast_radius
 from escha_oscar.errors import EschaOscarError
+from escha_oscar.merge.blast import check_blast_radius
 from escha_oscar.model import Change
 from escha_oscar.transforms import TRANSFORMS
+from tests.merge.test_plan import plan_of
 from tests.support import forks
-from tests.test_plan import plan_of
 
 Lines = list[bytes]
 TOUCHES = {transform.TARGET: transform.TOUCHES for transform in TRANSFORMS}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from escha_oscar.model import Context
 from escha_oscar.transforms import pool_configurator
-from escha_oscar.transforms._context import Context
 from tests.support import forks
 from tests.transforms.tools import check_already_applied, check_refuses, check_rewrites, edited
 

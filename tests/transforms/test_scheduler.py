@@ -7,10 +7,10 @@ import zipfile
 import libcst as cst
 import pytest
 
-from escha_oscar.blast import check_blast_radius
 from escha_oscar.errors import AnchorError
+from escha_oscar.merge.blast import check_blast_radius
+from escha_oscar.model import Context
 from escha_oscar.transforms import scheduler
-from escha_oscar.transforms._context import Context
 from tests.e2e import rig
 
 CONTEXT = Context(scheduler.TARGET)

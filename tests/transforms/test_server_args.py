@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
+from escha_oscar.model import Context
 from escha_oscar.transforms import server_args
-from escha_oscar.transforms._context import Context
 from tests.support import forks
 from tests.transforms.tools import check_already_applied, check_refuses, check_rewrites, chosen, edited, merged
 

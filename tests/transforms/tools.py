@@ -8,10 +8,9 @@ from types import ModuleType
 import libcst as cst
 import pytest
 
-from escha_oscar.blast import check_blast_radius
 from escha_oscar.errors import AnchorError
-from escha_oscar.graft import Chosen, Graft
-from escha_oscar.transforms._context import Context
+from escha_oscar.merge.blast import check_blast_radius
+from escha_oscar.model import Chosen, Context, Graft
 
 
 def chosen(grafts: dict[str, str], *, helpers: dict[str, str] | None = None, imports: tuple[str, ...] = ()) -> Chosen:

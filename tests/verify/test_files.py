@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.apply import apply_plan
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.overlay import write_overlay
+from escha_oscar.installed.shadow import MARKER
+from escha_oscar.installed.status import Condition, Status
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Severity
-from escha_oscar.overlay import write_overlay
-from escha_oscar.status import OVERLAY_MARKER, Condition, Status
 from escha_oscar.verify import files
 from escha_oscar.verify.before import recorded
 from escha_oscar.verify.codes import CODES, Level
@@ -148,7 +149,7 @@ def test_a_shadow_tree_is_judged_by_the_wheel_behind_it(tmp_path: Path) -> None:
     assert codes(shadow) == ["overlay"]
     (site / INFO / "METADATA").write_text("Metadata-Version: 2.1\nName: escha\nVersion: 1.0.3+qwen3moe\n")
     assert codes(shadow) == ["overlay-stale"]
-    (shadow / OVERLAY_MARKER).write_text("{}")
+    (shadow / MARKER).write_text("{}")
     assert codes(shadow) == ["record-damaged"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.model import Report, Severity
-from escha_oscar.model_config import ModelConfig, read_model_config
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
 from escha_oscar.verify.codes import CODES, Level
 from escha_oscar.verify.imports import K_PATH, V_PATH, check_imports_in
 from escha_oscar.verify.subprocesses import Interpreter, python_of

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from escha_oscar.budget import GIB, CacheFormat, KVDtype, token_bytes
 from escha_oscar.errors import UsageError
-from escha_oscar.model_config import ModelConfig, read_model_config
+from escha_oscar.serving.budget import GIB, CacheFormat, KVDtype, token_bytes
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
 from escha_oscar.verify import live
 from escha_oscar.verify.codes import CODES, Level
 from escha_oscar.verify.live import check_live

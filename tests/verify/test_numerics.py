@@ -15,7 +15,7 @@ import pytest
 import escha_oscar
 from escha_oscar.errors import UsageError
 from escha_oscar.mapping.wheels import KERNELS_DIR
-from escha_oscar.model_config import read_model_config
+from escha_oscar.serving.model_config import read_model_config
 from escha_oscar.verify.codes import CODES, Level
 from escha_oscar.verify.numerics import Shape, check_numerics, shape_of
 from escha_oscar.verify.subprocesses import PROBES, Answered, Interpreter

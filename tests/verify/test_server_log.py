@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.budget import CacheFormat, KVDtype, log_line, token_bytes
 from escha_oscar.errors import UsageError
 from escha_oscar.model import Finding, Severity
-from escha_oscar.model_config import ModelConfig, read_model_config
+from escha_oscar.serving.budget import CacheFormat, KVDtype, log_line, token_bytes
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
 from escha_oscar.verify.codes import CODES, Level
 from escha_oscar.verify.server_log import check_log
 from escha_oscar.verify.sizes import Expectation

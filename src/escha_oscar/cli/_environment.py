@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.errors import TargetError
-from escha_oscar.lock import STATE_DIR
-from escha_oscar.target._search import PACKAGE, refuse_foreign_owner, search_path
+from escha_oscar.target.search import PACKAGE, refuse_foreign_owner, search_path
 
 
 def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:

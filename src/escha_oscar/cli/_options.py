@@ -65,7 +65,7 @@ def open_source(options: SourceOptions, progress: Progress | None = None) -> Sou
 
 def open_pull_request(options: SourceOptions, progress: Progress | None = None) -> PullRequest:
     """Open the pull request from the user's cache, fetching it there first where it must be."""
-    from escha_oscar.source._cache import default_cache_dir
+    from escha_oscar.source.cache import default_cache_dir
     from escha_oscar.source.pull_request import PullRequest
 
     return PullRequest.open(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from escha_oscar import budget as kv
-from escha_oscar.budget import CacheFormat, Fit, KVDtype, MambaStrategy, Memory, Sessions, TokenBytes
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.cli._types import Fraction
 from escha_oscar.errors import UsageError
-from escha_oscar.model_config import ModelConfig, read_model_config
+from escha_oscar.serving import budget as kv
+from escha_oscar.serving.budget import CacheFormat, Fit, KVDtype, MambaStrategy, Memory, Sessions, TokenBytes
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
 
 if TYPE_CHECKING:
     from rich.console import Console

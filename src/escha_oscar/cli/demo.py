@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from escha_oscar.demo import Step
-    from escha_oscar.plan import Sources
+    from escha_oscar.merge.plan import Sources
     from escha_oscar.progress import Progress
 
 
@@ -36,7 +36,7 @@ def demo(source: SourceOptions, base: str, wheel: Path | None, keep: Path | None
     Where the pull request cannot be reached, the bundled implementation serves, and that is said.
     """
     from escha_oscar.demo import Demo
-    from escha_oscar.stock_wheel import download_stock_wheel
+    from escha_oscar.target.stock_wheel import download_stock_wheel
 
     if wheel is not None and not wheel.is_file():
         raise UsageError("no such wheel file", path=str(wheel))
@@ -56,7 +56,7 @@ def demo(source: SourceOptions, base: str, wheel: Path | None, keep: Path | None
 def sources_or_bundled(options: SourceOptions, progress: Progress) -> tuple[Sources, str | None]:
     """Open the pull request, or the bundled tree alone with a note on why."""
     from escha_oscar.cli.integrate import open_sources
-    from escha_oscar.plan import Sources
+    from escha_oscar.merge.plan import Sources
     from escha_oscar.source.bundled import Bundled
 
     try:

@@ -32,7 +32,7 @@ def fetch(source: SourceOptions, as_json: bool) -> int:
 
 
 def _record(pull: PullRequest) -> dict[str, Any]:
-    from escha_oscar.source._fetch import size_of
+    from escha_oscar.source.fetch import size_of
 
     return {
         "location": str(pull.location),

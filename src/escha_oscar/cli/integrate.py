@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from escha_oscar.integrate import Outcome
+    from escha_oscar.merge.plan import Sources
     from escha_oscar.model import Finding, Plan, PlannedFile
-    from escha_oscar.plan import Sources
     from escha_oscar.progress import Progress
 
 
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     help="The kernels that run unless SGLANG_OSCAR_KERNELS says otherwise.",
 )
 @click.option("--strict", is_flag=True, help="Fail where a symbol cannot come from the pull request.")
-@click.option("--force", is_flag=True, help="Merge into files that were edited since the wheel was installed.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Merge into files edited since the wheel was installed; replace an edited overlay.",
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but write; same exit code.")
 @click.option("--diff", "show_diff", is_flag=True, help="Print unified diffs on stdout.")
 @click.option("--overlay", type=click.Path(path_type=Path), help="Write a full shadow tree there instead.")
@@ -60,18 +64,18 @@ def integrate(
 
     The target is --site-packages DIR, the environment of --python EXE, or this interpreter's own.
     """
+    from escha_oscar.installed.recovery import recover
     from escha_oscar.integrate import carry_out, prepare
-    from escha_oscar.plan import Options
-    from escha_oscar.recovery import recover
+    from escha_oscar.merge.plan import Options
     from escha_oscar.target.locate import locate
 
     target = locate(site_packages=site_packages, python=python, allow_upstream=allow_upstream)
     with progress_sink(quiet=as_json) as progress:
-        if not dry_run:
+        if not dry_run and overlay is None:
             recover(target.site_packages, progress=progress)  # an interrupted run first: plan from whole files
         outcome = prepare(target, open_sources(source, progress), Options(kernels, strict), progress, force=force)
         if not dry_run:
-            outcome = carry_out(outcome, progress, overlay)
+            outcome = carry_out(outcome, progress, overlay, force=force)
     code = ExitCode.OK if outcome.report.ok else ExitCode.PROBLEMS
 
     def text(console: Console) -> None:
@@ -85,7 +89,7 @@ def integrate(
 
 def open_sources(options: SourceOptions, progress: Progress) -> Sources:
     """Open the source that the options name, beside the bundled tree that stands in for what it lacks."""
-    from escha_oscar.plan import Sources
+    from escha_oscar.merge.plan import Sources
     from escha_oscar.source.bundled import Bundled
 
     bundled = Bundled.open()
@@ -94,7 +98,7 @@ def open_sources(options: SourceOptions, progress: Progress) -> Sources:
 
 def outcome_record(outcome: Outcome, *, dry_run: bool, diff: bool = False) -> dict[str, Any]:
     """Return an outcome as the JSON object of this command."""
-    from escha_oscar.diff import line_counts, unified
+    from escha_oscar.merge.diff import line_counts, unified
 
     plan = outcome.plan
     files = [
@@ -127,7 +131,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 def print_diff(console: Console, plan: Plan) -> None:
     """Print the plan's unified diffs, unwrapped, coloured on a terminal."""
-    from escha_oscar.diff import unified
+    from escha_oscar.merge.diff import unified
 
     text = unified(plan)
     if console.is_terminal:
@@ -159,7 +163,7 @@ def print_outcome(console: Console, outcome: Outcome, *, dry_run: bool) -> None:
 
 
 def _print_files(console: Console, plan: Plan) -> None:
-    from escha_oscar.diff import line_counts
+    from escha_oscar.merge.diff import line_counts
 
     placed = [f for f in plan.files if f.path.startswith(f"{KERNELS_DIR}/")]
     rows = [_file_row(f, line_counts(f)) for f in plan.files if f not in placed]

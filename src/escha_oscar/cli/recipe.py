@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from escha_oscar import recipe as launch
-from escha_oscar.budget import MambaStrategy, parse_size
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
 from escha_oscar.cli._types import Fraction
 from escha_oscar.errors import UsageError
-from escha_oscar.model_config import read_model_config
+from escha_oscar.serving import recipe as launch
+from escha_oscar.serving.budget import MambaStrategy, parse_size
+from escha_oscar.serving.model_config import read_model_config
 
 _RENDERERS = {"sh": launch.as_sh, "systemd": launch.as_systemd}
 _COUNT = click.IntRange(1, 1 << 30)

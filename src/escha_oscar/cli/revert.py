@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from escha_oscar import recovery as recovering
-from escha_oscar import revert as reverting
 from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._progress import progress_sink
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
-from escha_oscar.revert import Outcome, RevertSummary
+from escha_oscar.installed import recovery as recovering
+from escha_oscar.installed import revert as reverting
+from escha_oscar.installed.revert import Outcome, RevertSummary
 
 if TYPE_CHECKING:
     from rich.console import Console

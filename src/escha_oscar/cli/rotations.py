@@ -16,9 +16,9 @@ from escha_oscar.cli._progress import progress_sink
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.errors import ExitCode, MissingExtraError, UsageError
-from escha_oscar.model_config import MAX_HEAD_DIM, ModelConfig, read_model_config
 from escha_oscar.rotations import Inspection, Role, RotationFileError
 from escha_oscar.rotations.inspect import spell
+from escha_oscar.serving.model_config import MAX_HEAD_DIM, ModelConfig, read_model_config
 
 if TYPE_CHECKING:
     from rich.console import Console

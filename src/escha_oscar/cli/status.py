@@ -12,9 +12,9 @@ from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
 from escha_oscar.errors import ExitCode, TargetError
-from escha_oscar.status import Condition, Status, read_status
-from escha_oscar.target._search import PACKAGE
+from escha_oscar.installed.status import Condition, Status, read_status
 from escha_oscar.target.locate import locate
+from escha_oscar.target.search import PACKAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +49,8 @@ def status(site_packages: Path | None, python: Path | None, as_json: bool) -> in
     """
     found = _with_wheel(read_status(environment(site_packages, python, for_writing=False)))
     code = _CODES.get(found.condition, ExitCode.OK)
+    if found.condition is Condition.OVERLAY and found.deviating:
+        code = ExitCode.TARGET
     return Output("status", as_json).emit(_record(found), lambda console: _print(console, found), code)
 
 

@@ -14,13 +14,13 @@ import click
 from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
+from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import ExitCode, TargetError, UsageError
-from escha_oscar.fsops import Root
+from escha_oscar.installed.recovery import require_settled
 from escha_oscar.model import Finding, Severity
-from escha_oscar.model_config import read_model_config
-from escha_oscar.recovery import require_settled
-from escha_oscar.target._owner import find_owner
-from escha_oscar.target._search import inherited_path, search_path
+from escha_oscar.serving.model_config import read_model_config
+from escha_oscar.target.owner import find_owner
+from escha_oscar.target.search import inherited_path, search_path
 from escha_oscar.verify.codes import Level
 from escha_oscar.verify.log_lines import MAX_LINE
 from escha_oscar.verify.run import LevelResult, Request, run, verdict

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from escha_oscar.budget import scale_groups
 from escha_oscar.errors import MissingExtraError, UsageError
 from escha_oscar.progress import NoProgress, Progress
 from escha_oscar.rotations._torch import torch_module
 from escha_oscar.rotations.files import is_dense_float, load_tensors
 from escha_oscar.rotations.hadamard import hadamard_matrix
+from escha_oscar.serving.budget import scale_groups
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from escha_oscar.model_config import ModelConfig
 from escha_oscar.rotations._torch import torch_module
 from escha_oscar.rotations.files import RotationFile
 from escha_oscar.rotations.hadamard import hadamard_matrix, largest_block, orthogonality_error
+from escha_oscar.serving.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from escha_oscar.errors import SourceError, TargetError, UsageError
 from escha_oscar.mapping import PIN, ROWS
 from escha_oscar.model import SourceId
 from escha_oscar.progress import NoProgress, Progress
-from escha_oscar.source import _cache, _fetch, _store
+from escha_oscar.source import _store, cache, fetch
 from escha_oscar.source._objects import is_object_id
 from escha_oscar.source._remote import Remote, parse_remote
 from escha_oscar.tree import checked
@@ -56,8 +56,8 @@ class PullRequest:
         """
         sink = NoProgress() if progress is None else progress
         remote = parse_remote(repository)
-        wanted = _fetch.Wanted(_commit(commit), _prefix(prefix), mapped_paths(), pull_request)
-        folder = _cache.private(_cache.private(cache_dir) / remote.key)
+        wanted = fetch.Wanted(_commit(commit), _prefix(prefix), mapped_paths(), pull_request)
+        folder = cache.private(cache.private(cache_dir) / remote.key)
         place = folder / f"{commit}.git"
         cached = _cached(place, wanted)
         found = cached if isinstance(cached, _Files) else _filled(place, remote, wanted, offline, cached, sink)
@@ -65,7 +65,7 @@ class PullRequest:
         contents = {**dict.fromkeys(wanted.paths), **found.contents}
         return cls(
             _source_id(remote, commit, pull_request), place, wanted.prefix, found.blobs, found is not cached,
-            (place / _fetch.FILTERED).exists(), remote, offline, contents, sink,
+            (place / fetch.FILTERED).exists(), remote, offline, contents, sink,
         )  # fmt: skip
 
     def read(self, path: str) -> bytes | None:
@@ -90,7 +90,7 @@ class PullRequest:
         place = f"{self.prefix}/{path}"
         if self._offline:
             raise SourceError("the file is not in the cache", path=place, found="offline", hint=_FETCH_HINT)
-        reason = _fetch.bring(self.location, self._remote, missing, self._progress)
+        reason = fetch.bring(self.location, self._remote, missing, self._progress)
         contents, _, missing = self._lookup(path)
         if missing:
             raise SourceError("cannot fetch a file", path=place, found=reason or "still missing", hint=_FETCH_HINT)
@@ -112,7 +112,7 @@ def mapped_paths() -> tuple[str, ...]:
     return tuple(sorted({path for row in ROWS for path in row.pr_paths}))
 
 
-def _cached(place: Path, wanted: _fetch.Wanted) -> _Files | SourceError:
+def _cached(place: Path, wanted: fetch.Wanted) -> _Files | SourceError:
     """Return what the store at ``place`` holds, or why it does not serve."""
     if not place.is_dir():
         return SourceError("the source cache is empty", path=str(place))
@@ -126,17 +126,17 @@ def _cached(place: Path, wanted: _fetch.Wanted) -> _Files | SourceError:
 
 
 def _filled(
-    place: Path, remote: Remote, wanted: _fetch.Wanted, offline: bool, cached: SourceError, progress: Progress
+    place: Path, remote: Remote, wanted: fetch.Wanted, offline: bool, cached: SourceError, progress: Progress
 ) -> _Files:
     """Fetch the store at ``place`` and return what it holds; offline, raise ``cached`` with the command that helps."""
     if offline:
         cached.hint = cached.hint or _FETCH_HINT
         raise cached
     try:
-        with _cache.filling(place.parent, progress):
+        with cache.filling(place.parent, progress):
             again = _cached(place, wanted)
             if isinstance(again, SourceError):
-                _fetch.fill(place, remote, wanted, progress)
+                fetch.fill(place, remote, wanted, progress)
                 again = _cached(place, wanted)
     except OSError as error:
         why = f"cannot fill the source cache: {error.strerror or error}"
@@ -146,7 +146,7 @@ def _filled(
     return again
 
 
-def _require_files(found: _Files, remote: Remote, wanted: _fetch.Wanted) -> None:
+def _require_files(found: _Files, remote: Remote, wanted: fetch.Wanted) -> None:
     if not found.blobs:
         raise SourceError(
             "the commit has none of the mapped files", path=remote.display, sought=f"sglang/ below {wanted.prefix!r}",

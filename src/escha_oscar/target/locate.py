@@ -10,8 +10,8 @@ from pathlib import Path
 from escha_oscar.errors import TargetError
 from escha_oscar.mapping import DECODE_PATHS, FAMILIES, Family, merges
 from escha_oscar.model import Target
-from escha_oscar.target._owner import Distribution, find_owner
-from escha_oscar.target._search import (
+from escha_oscar.target.owner import Distribution, find_owner
+from escha_oscar.target.search import (
     PACKAGE,
     inherited_path,
     offers,

@@ -10,8 +10,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from escha_oscar import record
 from escha_oscar.errors import TargetError
+from escha_oscar.target import record
 from escha_oscar.tree import checked
 
 MAX_BYTES = 16 * 2**30

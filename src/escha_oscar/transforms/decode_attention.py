@@ -5,8 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from escha_oscar.mapping import DECODE_PATHS
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import code, definitions, function_def, one
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     body_of,
     edit_function,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import code
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import edit_class, parse_body
 
 TARGET = "sglang/srt/environ.py"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import class_def, code, dotted, find_all, has_method, keyword, methods, one
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     add_arguments,
     add_methods,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import (
     class_def,
     code,
@@ -17,7 +18,6 @@ from escha_oscar.transforms._anchors import (
     methods,
     one,
 )
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     add_arguments,
     add_element,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import code, find_all, has_method, one
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import add_methods, edit_class, edit_method, parse_body, replace_node
 
 TARGET = "sglang/srt/model_executor/model_runner.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from escha_oscar.errors import AnchorError
-from escha_oscar.transforms._context import Context
+from escha_oscar.model import Context
 from escha_oscar.transforms._edits import edit_class, edit_method, parse_body, prepend
 
 TARGET = "sglang/srt/model_executor/pool_configurator.py"

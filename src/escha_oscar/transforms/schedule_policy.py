@@ -9,8 +9,8 @@ from __future__ import annotations
 import libcst as cst
 
 from escha_oscar.errors import AnchorError
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import Body, code, dotted, find_all, has_method, method, one
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     add_methods,
     add_parameters,

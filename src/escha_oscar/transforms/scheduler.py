@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import code, find_all, is_call_to, keyword, one
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import add_arguments, edit_class, replace_node
 
 TARGET = "sglang/srt/managers/scheduler.py"

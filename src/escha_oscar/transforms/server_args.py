@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from escha_oscar.errors import AnchorError
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import (
     class_def,
     code,
@@ -17,7 +18,6 @@ from escha_oscar.transforms._anchors import (
     one,
     string_value,
 )
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     add_element,
     add_methods,

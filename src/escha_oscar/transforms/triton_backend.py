@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import (
     class_def,
     code,
@@ -13,7 +14,6 @@ from escha_oscar.transforms._anchors import (
     is_call_to,
     one,
 )
-from escha_oscar.transforms._context import Context
 from escha_oscar.transforms._edits import (
     add_methods,
     edit_class,

@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from escha_oscar.model import Finding
-from escha_oscar.verify.codes import finding
-from escha_oscar.verify.guards import callee, calls_to, decides_on, decides_on_int2, int2_branches
-from escha_oscar.verify.index import (
+from escha_oscar.symbols.index import (
     Function,
     class_named,
     dotted,
@@ -19,6 +17,8 @@ from escha_oscar.verify.index import (
     method_named,
     statements,
 )
+from escha_oscar.verify.codes import finding
+from escha_oscar.verify.guards import callee, calls_to, decides_on, decides_on_int2, int2_branches
 from escha_oscar.verify.scope import MOVED_ANCHORS, Scope
 
 _NEXT = "escha-oscar integrate --dry-run"

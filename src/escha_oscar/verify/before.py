@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from escha_oscar import state
-from escha_oscar.apply import pristine_tree
+from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import EschaOscarError
-from escha_oscar.fsops import Root
+from escha_oscar.installed import state
+from escha_oscar.installed.apply import pristine_tree
 from escha_oscar.tree import Tree
 
 

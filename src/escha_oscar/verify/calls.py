@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from escha_oscar.mapping import merges
 from escha_oscar.model import Finding, SymbolKind
-from escha_oscar.verify.codes import finding
-from escha_oscar.verify.index import (
+from escha_oscar.symbols.index import (
     Exports,
     Function,
     bound_names,
@@ -20,9 +19,10 @@ from escha_oscar.verify.index import (
     method_named,
     statements,
 )
-from escha_oscar.verify.resolve import Resolver
+from escha_oscar.symbols.resolve import Resolver
+from escha_oscar.symbols.signatures import misfit, signature_of
+from escha_oscar.verify.codes import finding
 from escha_oscar.verify.scope import Scope
-from escha_oscar.verify.signatures import misfit, signature_of
 
 
 @dataclass(frozen=True)

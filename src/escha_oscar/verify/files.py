@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from escha_oscar import record, state
+from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import TargetError
-from escha_oscar.fsops import Root
+from escha_oscar.installed import state
+from escha_oscar.installed.shadow import is_shadow, read_shadow
+from escha_oscar.installed.status import Condition, FileCondition, FileStatus, Status, read_status
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Finding, Report
-from escha_oscar.overlay import read_marker
-from escha_oscar.status import OVERLAY_MARKER, Condition, FileCondition, FileStatus, Status, read_status
-from escha_oscar.target._owner import find_owner
-from escha_oscar.target._search import offers, same
+from escha_oscar.target import record
+from escha_oscar.target.owner import find_owner
+from escha_oscar.target.search import offers, same
 from escha_oscar.tree import DiskTree
 from escha_oscar.verify.codes import finding
 
@@ -28,7 +29,7 @@ _FILE_CODES = {
 
 def check_files_on_disk(site_packages: Path, search_path: Sequence[Path] = ()) -> Report:
     """Return the findings about the files of ``site_packages``; ``search_path`` is where Python looks, in order."""
-    is_overlay = (site_packages / OVERLAY_MARKER).is_file()
+    is_overlay = is_shadow(site_packages)
     found = [
         *(_overlay(site_packages) if is_overlay else _conditions(site_packages)),
         *_shadows(site_packages, search_path),
@@ -39,27 +40,29 @@ def check_files_on_disk(site_packages: Path, search_path: Sequence[Path] = ()) -
 
 
 def _overlay(site_packages: Path) -> Iterator[Finding]:
-    """Judge a shadow tree by the wheel that it was made from."""
+    """Judge a shadow tree by what was written and by the wheel that it was made from."""
     try:
-        marker = read_marker(site_packages)
-        owner = find_owner(Path(marker["shadows"]))
+        made = read_shadow(site_packages)
+        owner = find_owner(Path(made.shadows))
     except TargetError as error:
         yield _damaged(error)
         return
-    made_from, now = f"{marker['distribution']} {marker['version']}", f"{owner.name} {owner.version}"
+    again = f"escha-oscar integrate --site-packages {made.shadows} --overlay"
+    yield from (_deviating(file, f"{again} {site_packages} --force") for file in read_status(site_packages).deviating)
+    made_from, now = f"{made.distribution} {made.version}", f"{owner.name} {owner.version}"
     if made_from != now:
         yield finding(
             "overlay-stale",
             "the wheel behind this shadow tree was replaced since",
-            path=str(marker["shadows"]),
+            path=made.shadows,
             expected=made_from,
             found=now,
-            hint=f"escha-oscar integrate --site-packages {marker['shadows']} --overlay <another folder>",
+            hint=f"{again} <another folder>",
         )
         return
     yield finding(
         "overlay",
-        f"a shadow of {marker['shadows']}: it takes effect where it comes first on PYTHONPATH",
+        f"a shadow of {made.shadows}: it takes effect where it comes first on PYTHONPATH",
         found=f"made from {made_from}",
     )
 
@@ -87,7 +90,8 @@ def _damaged(error: TargetError) -> Finding:
 def _condition(status: Status) -> Iterator[Finding]:
     condition = status.condition
     if condition is Condition.MODIFIED:
-        yield from (_deviating(status.site_packages, file) for file in status.deviating)
+        again = "escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate"
+        yield from (_deviating(_as_found(status.site_packages, file), again) for file in status.deviating)
     elif condition is Condition.REINSTALLED:
         yield finding(
             "not-merged-any-more",
@@ -116,17 +120,21 @@ def _condition(status: Status) -> Iterator[Finding]:
         yield from _unrecorded(status.site_packages)
 
 
-def _deviating(site_packages: Path, file: FileStatus) -> Finding:
-    # a file that the integration added is back to its original when it is absent
+def _as_found(site_packages: Path, file: FileStatus) -> FileStatus:
+    """Return ``file`` as missing where it is: an added file is back to its original when it is absent."""
     there = (site_packages / file.path).exists()
-    code, words = _FILE_CODES[file.condition if there else FileCondition.MISSING]
+    return file if there else FileStatus(file.path, FileCondition.MISSING)
+
+
+def _deviating(file: FileStatus, hint: str) -> Finding:
+    code, words = _FILE_CODES[file.condition]
     return finding(
         code,
         f"the file {words}",
         path=file.path,
         expected="the recorded digest",
-        found=file.condition.value if there else "no such file",
-        hint="escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate",
+        found="no such file" if file.condition is FileCondition.MISSING else file.condition.value,
+        hint=hint,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from escha_oscar.verify.index import mentions
+from escha_oscar.symbols.index import mentions
 
 
 def tests_int2(node: ast.expr) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from escha_oscar.mapping import DECODE_PATHS
 from escha_oscar.model import Finding, Report, Severity
-from escha_oscar.model_config import ModelConfig
+from escha_oscar.serving.model_config import ModelConfig
 from escha_oscar.verify.codes import finding
 from escha_oscar.verify.subprocesses import Interpreter
 

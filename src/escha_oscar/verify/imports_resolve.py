@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from escha_oscar.model import Finding
+from escha_oscar.symbols.index import mentions
+from escha_oscar.symbols.resolve import Resolver, in_tree
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.index import mentions
-from escha_oscar.verify.resolve import Resolver, in_tree
 from escha_oscar.verify.scope import Scope
 
 #: Stock 0.5.11 to 0.5.13 import this name, which no file of theirs defines; only fp4 pools reach it.

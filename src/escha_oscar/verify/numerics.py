@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from escha_oscar.budget import kv_heads_per_gpu, scale_groups
 from escha_oscar.errors import UsageError
 from escha_oscar.mapping.wheels import DECODE_PATHS, KERNELS_DIR
 from escha_oscar.model import Finding, Report
-from escha_oscar.model_config import ModelConfig
+from escha_oscar.serving.budget import kv_heads_per_gpu, scale_groups
+from escha_oscar.serving.model_config import ModelConfig
 from escha_oscar.verify.codes import finding
 from escha_oscar.verify.subprocesses import Interpreter
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Row
+from escha_oscar.symbols.index import Index
 from escha_oscar.tree import Tree
-from escha_oscar.verify.index import Index
 
 #: Files that some bases moved an anchor to; checked where they exist.
 MOVED_ANCHORS = ("sglang/srt/model_executor/pool_configurator.py",)

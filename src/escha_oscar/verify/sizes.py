@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escha_oscar.budget import GIB, CacheFormat, KVDtype, TokenBytes, scale_groups, token_bytes
-from escha_oscar.model_config import ModelConfig
+from escha_oscar.serving.budget import GIB, CacheFormat, KVDtype, TokenBytes, scale_groups, token_bytes
+from escha_oscar.serving.model_config import ModelConfig
 
 _ROUNDING = 0.00501
 _SPARE_SLOTS = 256  # a pool holds one padded page more than the tokens it reports

@@ -1,0 +1,165 @@
+"""What is installed, read from disk alone: no lock, no write, no import of the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from escha_oscar.disk import journal, lock
+from escha_oscar.disk.fsops import Image, Kind, Root
+from escha_oscar.errors import RecoveryError
+from escha_oscar.installed import memory, shadow, state
+from escha_oscar.installed.state import FileEntry, State
+from escha_oscar.model import SourceId
+
+
+class Condition(str, Enum):
+    """The condition of an environment."""
+
+    PRISTINE = "pristine"
+    INTEGRATED = "integrated"
+    MODIFIED = "modified"
+    REINSTALLED = "reinstalled"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    OVERLAY = "overlay"
+
+
+class FileCondition(str, Enum):
+    """How one file of the integration stands."""
+
+    MERGED = "merged"
+    ORIGINAL = "original"
+    EDITED = "edited"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """One file of the integration and how it stands."""
+
+    path: str
+    condition: FileCondition
+
+
+@dataclass(frozen=True)
+class Status:
+    """The condition, where it came from, and every file that is not as the integration left it."""
+
+    condition: Condition
+    site_packages: Path
+    source: SourceId | None = None
+    kernels: str | None = None
+    tool_version: str | None = None
+    distribution: str | None = None
+    version: str | None = None
+    files: tuple[FileStatus, ...] = ()
+    detail: str = ""
+
+    @property
+    def deviating(self) -> tuple[FileStatus, ...]:
+        """Return the files that are not as the integration left them."""
+        return tuple(file for file in self.files if file.condition is not FileCondition.MERGED)
+
+
+def read_status(site_packages: Path) -> Status:
+    """Return what is installed in ``site_packages``.
+
+    Raises TargetError where the state is damaged or cannot be read.
+    """
+    root = Root(site_packages)
+    if shadow.is_shadow(root.path):
+        return _overlay(root)
+    running = lock.holder(root)
+    unfinished = _unfinished(root)
+    known = state.load(root)
+    if unfinished and not unfinished.committed:
+        condition = Condition.RUNNING if running else Condition.INTERRUPTED
+        return _status(condition, root, known, (), f"{unfinished.operation}, {running or 'cut off'}")
+    detail = f"the last clean-up of a finished {unfinished.operation} is left to the next command" if unfinished else ""
+    if known is None:
+        return _unintegrated(root, detail)
+    files = tuple(FileStatus(entry.path, condition_of(entry, root.image(entry.path))) for entry in known.files)
+    return _status(classify(known, files), root, known, files, detail)
+
+
+def classify(known: State, files: tuple[FileStatus, ...]) -> Condition:
+    """Decide between integrated, reinstalled and modified from the condition of each file."""
+    by_path = {file.path: file.condition for file in files}
+    if all(condition is FileCondition.MERGED for condition in by_path.values()):
+        return Condition.INTEGRATED
+    return Condition.REINSTALLED if is_replaced(known, by_path) else Condition.MODIFIED
+
+
+def is_replaced(known: State, conditions: dict[str, FileCondition]) -> bool:
+    """Return whether the wheel was installed anew: no file that it owns still has merged content, RECORD included."""
+    owned = [entry.path for entry in known.files if entry.original.kind is not Kind.ABSENT]
+    return all(conditions[path] is not FileCondition.MERGED for path in owned)
+
+
+def condition_of(entry: FileEntry, now: Image) -> FileCondition:
+    """Return how ``now`` compares with the integration's file."""
+    if now.kind is Kind.FILE and now.sha256 == entry.after_sha256:
+        return FileCondition.MERGED
+    if now.kind is Kind.ABSENT:
+        return FileCondition.MISSING
+    return FileCondition.ORIGINAL if now.same_content(entry.original) else FileCondition.EDITED
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A journal on disk: which operation began, and whether it was committed."""
+
+    operation: str
+    committed: bool
+
+
+def _unfinished(root: Root) -> _Unfinished | None:
+    try:
+        data = root.read_private(journal.JOURNAL_FILE)
+    except PermissionError:
+        return None
+    if data is None:
+        return None
+    try:
+        begun = journal.decode(data)
+    except RecoveryError:
+        return _Unfinished("an operation with a damaged journal", committed=False)
+    return _Unfinished(begun.operation, root.image(journal.STATE_FILE).same_content(begun.commit.after))
+
+
+def _unintegrated(root: Root, detail: str) -> Status:
+    """Tell an environment whose wheel was installed anew, state and all, from one that never was integrated."""
+    note = memory.recall(root) if not detail and root.full("sglang").is_dir() else None
+    if note is None:
+        return Status(Condition.PRISTINE, root.path, detail=detail)
+    detail = "the wheel was installed anew and took the integration with it"
+    return Status(
+        Condition.REINSTALLED, root.path, note.source, note.kernels, note.tool_version, note.distribution, note.version,
+        (), detail,
+    )  # fmt: skip
+
+
+def _status(
+    condition: Condition, root: Root, known: State | None, files: tuple[FileStatus, ...], detail: str
+) -> Status:
+    if known is None:
+        return Status(condition, root.path, detail=detail)
+    return Status(
+        condition, root.path, known.source, known.kernels, known.tool_version, known.distribution, known.version,
+        files, detail,
+    )  # fmt: skip
+
+
+def _overlay(root: Root) -> Status:
+    """Return how a shadow tree stands: each merged file, and of the copied ones those that were edited."""
+    made = shadow.read_shadow(root.path)
+    off = shadow.differing(root.path, {**made.copied, **made.merged})
+    kinds = {path: FileCondition.EDITED if there else FileCondition.MISSING for path, there in off.items()}
+    paths = sorted({*made.merged, *off})
+    files = tuple(FileStatus(path, kinds.get(path, FileCondition.MERGED)) for path in paths)
+    return Status(
+        Condition.OVERLAY, root.path, made.source, made.kernels, made.tool_version, made.distribution, made.version,
+        files, f"shadow of {made.shadows}",
+    )  # fmt: skip

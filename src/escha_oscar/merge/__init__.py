@@ -1,0 +1,1 @@
+"""Deciding every byte of an integration: which text for each symbol, mended, grafted, and proved."""

@@ -1,0 +1,49 @@
+"""The note outside the environment: a reinstalled wheel is told from a fresh one; losing the note does no harm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.revert import revert
+from escha_oscar.installed.status import Condition, read_status
+from tests.support.environments import make_environment, make_plan, snapshot
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return make_environment(tmp_path)
+
+
+def test_a_reinstall_that_took_the_state_along_is_still_told_from_a_fresh_wheel(site: Path) -> None:
+    stock = snapshot(site)
+    apply_plan(make_plan(site, commit="b" * 40))
+    state_folder, kept = site / ".escha-oscar", site.parent / "kept"
+    state_folder.rename(kept)
+    found = read_status(site)
+    assert found.condition is Condition.REINSTALLED
+    assert found.source is not None
+    assert found.source.commit == "b" * 40
+    kept.rename(state_folder)
+    revert(site)
+    assert snapshot(site) == stock
+    assert read_status(site).condition is Condition.PRISTINE
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"source": {"kind": 1}}'])
+def test_a_damaged_note_is_passed_over(site: Path, data: bytes) -> None:
+    apply_plan(make_plan(site))
+    (site / ".escha-oscar").rename(site.parent / "kept")
+    for note in Path(os.environ["XDG_STATE_HOME"]).rglob("*.json"):
+        if str(site).encode() in note.read_bytes():
+            note.write_bytes(data)
+    assert read_status(site).condition is Condition.PRISTINE
+
+
+def test_a_note_that_cannot_be_written_stops_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    assert not apply_plan(make_plan(site)).already
+    assert read_status(site).condition is Condition.INTEGRATED
