@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from escha_oscar.model import Finding, Report, Severity
 from escha_oscar.symbols.resolve import Resolver
 from escha_oscar.tree import Tree
-from escha_oscar.verify import backends, pools
-from escha_oscar.verify.calls import check_calls
+from escha_oscar.verify.checks import backends, pools
+from escha_oscar.verify.checks.calls import check_calls
+from escha_oscar.verify.checks.construction import check_constructed, python_files
+from escha_oscar.verify.checks.imports_resolve import check_imports
+from escha_oscar.verify.checks.names import check_duplicates, check_undefined
+from escha_oscar.verify.checks.scope import Scope, make_scope
+from escha_oscar.verify.checks.symbols import Presence, check_files, check_symbols, presences
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.construction import check_constructed, python_files
-from escha_oscar.verify.imports_resolve import check_imports
-from escha_oscar.verify.names import check_duplicates, check_undefined
-from escha_oscar.verify.scope import Scope, make_scope
-from escha_oscar.verify.symbols import Presence, check_files, check_symbols, presences
 
 Check = Callable[[Scope, Resolver], Iterable[Finding]]
 

@@ -17,9 +17,9 @@ from escha_oscar.symbols.index import (
     method_named,
     statements,
 )
+from escha_oscar.verify.checks.guards import callee, calls_to, decides_on, decides_on_int2, int2_branches
+from escha_oscar.verify.checks.scope import MOVED_ANCHORS, Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.guards import callee, calls_to, decides_on, decides_on_int2, int2_branches
-from escha_oscar.verify.scope import MOVED_ANCHORS, Scope
 
 _NEXT = "escha-oscar integrate --dry-run"
 #: What a count of bytes per token may call without counting scales there.

@@ -10,8 +10,8 @@ from escha_oscar.mapping import copies, merges
 from escha_oscar.model import Finding, Origin, Row, Symbol, SymbolKind
 from escha_oscar.symbols.index import Definition, class_named, function_named, is_triton_jit, method_named
 from escha_oscar.symbols.resolve import Resolver
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.scope import Scope
 
 _KIND_WORDS = {
     SymbolKind.FUNCTION: "a function at module level",

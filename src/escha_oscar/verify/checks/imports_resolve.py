@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from escha_oscar.model import Finding
 from escha_oscar.symbols.index import mentions
 from escha_oscar.symbols.resolve import Resolver, in_tree
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.scope import Scope
 
 #: Stock 0.5.11 to 0.5.13 import this name, which no file of theirs defines; only fp4 pools reach it.
 _STOCK_FAULTS = {"from sglang.srt.layers.quantization.kvfp4_tensor import KVFP4QuantizeUtil"}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from escha_oscar.model import Finding
 from escha_oscar.symbols.index import Branch, Definition, Index, dotted, statements
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.scope import Scope
 
 _HEADS = (b"A", b"Annotated")
 

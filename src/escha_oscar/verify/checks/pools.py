@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from escha_oscar.model import Finding
 from escha_oscar.symbols.index import Function, class_named, definitions, mentions, method_named, statements
+from escha_oscar.verify.checks.guards import callee, calls_to, decides_on, decides_on_int2, tests_int2
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.guards import callee, calls_to, decides_on, decides_on_int2, tests_int2
-from escha_oscar.verify.scope import Scope
 
 _POOL, _HYBRID = "MHATokenToKVPool", "HybridLinearKVPool"
 _FORWARDED = (

@@ -21,8 +21,8 @@ from escha_oscar.symbols.index import (
 )
 from escha_oscar.symbols.resolve import Resolver
 from escha_oscar.symbols.signatures import misfit, signature_of
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.scope import Scope
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from escha_oscar.mapping import merges
 from escha_oscar.model import Finding, SymbolKind
 from escha_oscar.symbols.index import Definition, Function, Index, definitions
 from escha_oscar.tree import DiskTree, Layered, MemoryTree, Tree
+from escha_oscar.verify.checks.scope import Scope
 from escha_oscar.verify.codes import finding
-from escha_oscar.verify.scope import Scope
 
 _TYPE_TESTS = {"isinstance", "issubclass", "cast", "TypeVar"}
 
