@@ -150,7 +150,7 @@ def _report(model: ModelConfig, request: Request) -> Report:
     tokens = pool or request.context or model.max_context
     if tokens is None:
         raise UsageError("config.json states no context length", path=model.path, hint="add --context N")
-    mamba = _mamba(model, request, slot, fit, tokens) if model.is_hybrid else None
+    mamba = _mamba(request, slot, fit, tokens) if model.is_hybrid else None
     limit = mamba.concurrency if mamba else request.max_requests
     lengths = (request.context,) if request.context else tuple(n for n in _LENGTHS if n <= (model.max_context or n))
     layer = {name: kv.layer_bytes(model.full, request.tp, cache) for name, cache in formats.items()}
@@ -158,7 +158,7 @@ def _report(model: ModelConfig, request: Request) -> Report:
     return Report(model, request, layer, token, tokens, fit, mamba, counts, _warnings(model, request, mamba, tokens))
 
 
-def _mamba(model: ModelConfig, request: Request, slot: int | None, fit: Fit | None, tokens: int) -> Mamba:
+def _mamba(request: Request, slot: int | None, fit: Fit | None, tokens: int) -> Mamba:
     slots = request.max_mamba if request.max_mamba is not None else (fit.mamba_slots if fit else None)
     per_request = {strategy.value: kv.slots_per_request(strategy) for strategy in MambaStrategy}
     running = None

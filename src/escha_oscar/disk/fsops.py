@@ -62,10 +62,6 @@ class Image:
             return False
         return self.link == other.link if self.kind is Kind.LINK else self.sha256 == other.sha256
 
-    def restored_as(self, other: Image) -> bool:
-        """Return whether ``other`` is this image put back: content, and for files the permission bits."""
-        return self.same_content(other) and (self.kind is not Kind.FILE or self.mode == other.mode)
-
 
 ABSENT = Image(Kind.ABSENT)
 

@@ -199,16 +199,15 @@ class Chooser:
         return None
 
     def _foreign_attributes(self, symbol: Symbol, node: ast.stmt) -> str | None:
-        owner = symbol.name.rpartition(".")[0]
-        if not owner:
+        if "." not in symbol.name:
             return None
-        known = self._attributes(owner)
+        known = self._attributes()
         read = sorted({n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and dotted(n.value) == "self"})
         unknown = [name for name in read if name not in known]
         return f"reads self.{unknown[0]}, which nothing sets" if unknown else None
 
-    def _attributes(self, owner: str) -> set[str]:
-        """Return what the merged class has: methods and attributes of its base file, and of our own class."""
+    def _attributes(self) -> set[str]:
+        """Return what ``self`` may have: methods and attributes of any class of the base file and of our own."""
         known: set[str] = set()
         for source in (self.base.file, self.donor):
             for node in ast.walk(source.tree):

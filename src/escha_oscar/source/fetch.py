@@ -94,7 +94,7 @@ def _attempts(remote: Remote, wanted: Wanted) -> Iterator[_Attempt]:
 
 def _try(draft: Path, remote: Remote, wanted: Wanted, attempt: _Attempt, progress: Progress) -> str:
     """Run one attempt in a fresh repository; return '' when everything wanted is there, else the reason."""
-    _create(draft, remote)
+    _create(draft)
     progress.step(f"fetching {wanted.commit[:12]} from {remote.display}")
     if remote.is_bundle:
         reason = _run(draft, ["bundle", "unbundle", remote.location], remote, progress)
@@ -118,7 +118,7 @@ def _complete(draft: Path, remote: Remote, wanted: Wanted, progress: Progress) -
     )
 
 
-def _create(draft: Path, remote: Remote) -> None:
+def _create(draft: Path) -> None:
     result = _git.run(draft, ["init", "--quiet", "--bare", "--template="], protocol="", limits=_git.Limits(60))
     if result.status:
         raise SourceError("cannot create the source cache", path=str(draft), found=result.reason)

@@ -62,7 +62,7 @@ def _judge(
     if failure is not None and data.get("stage") != "configuration":
         yield _import_failure(failure, interpreter)
         return
-    yield from _configuration(data, interpreter, configured)
+    yield from _configuration(data, configured)
     yield from _rotations(data, model)
     if model is not None and model.kv_shared_layers:
         yield finding(
@@ -96,7 +96,7 @@ def _import_failure(failure: dict[str, Any], interpreter: Interpreter) -> Findin
     )
 
 
-def _configuration(data: dict[str, Any], interpreter: Interpreter, configured: bool) -> Iterator[Finding]:
+def _configuration(data: dict[str, Any], configured: bool) -> Iterator[Finding]:
     failure, known = data.get("failure"), data.get("variables") or {}
     if failure is None:
         yield finding("imports-ok", "the merge imports and is configured", found=str(data.get("config"))[:300])
