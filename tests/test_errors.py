@@ -22,6 +22,7 @@ CODES = {
     "TargetError": ("target", 3),
     "DriftError": ("drift", 3),
     "LockedError": ("locked", 3),
+    "UnreadableError": ("unreadable", 8),
     "AnchorError": ("anchor", 4),
     "SymbolError": ("symbol", 4),
     "SourceError": ("source", 5),

@@ -72,6 +72,13 @@ class DriftError(TargetError):
     code = "drift"
 
 
+class UnreadableError(TargetError):
+    """What an integration recorded may not be read by this user."""
+
+    code = "unreadable"
+    exit_code = ExitCode.CANNOT_TELL
+
+
 class LockedError(TargetError):
     """Another process holds the environment's lock."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def whole(request: pytest.FixtureRequest) -> bool:
 def stock(tmp_path: Path) -> matrix.Snapshot:
     """Return the environment before anything was done to it."""
     return matrix.prepare("apply", tmp_path).old
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that any user may pass through."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

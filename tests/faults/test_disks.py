@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +14,6 @@ from tests.faults import matrix
 from tests.support.environments import MERGED, POOL, condition, make_environment, snapshot
 
 NOBODY = 65534
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return a folder that any user may pass through."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def _drive(operation: str, site: Path, *, uid: int | None = None, file_size: int | None = None) -> tuple[int, str]:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.disk import fsops
+from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.errors import ApplyError, DriftError, StoppedError, TargetError
 from escha_oscar.installed.apply import apply_plan, pristine_tree
 from escha_oscar.installed.revert import revert
-from escha_oscar.model import Change, PlannedFile
+from escha_oscar.model import Change, PlannedFile, sha256
 from escha_oscar.target.record import parse
 from tests.support.environments import (
     ADDED,
@@ -208,8 +209,62 @@ def test_new_files_and_folders_take_the_permissions_of_their_folder_whatever_the
         os.umask(mask)
     assert (site / PLACED).parent.stat().st_mode & 0o7777 == 0o2775
     assert (site / PLACED).stat().st_mode & 0o7777 == 0o664
-    assert (site / ".escha-oscar").stat().st_mode & 0o7777 == 0o700
-    assert (site / ".escha-oscar/state.json").stat().st_mode & 0o7777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "file"),
+    [
+        (0o755, 0o755, 0o644),
+        (0o775, 0o755, 0o644),
+        (0o2777, 0o755, 0o644),
+        (0o750, 0o750, 0o640),
+        (0o700, 0o700, 0o600),
+    ],
+)
+def test_the_record_is_readable_to_whoever_may_read_site_packages_and_writable_to_its_owner_alone(
+    site: Path, mode: int, folder: int, file: int
+) -> None:
+    def look(root: Path) -> None:
+        seen.update({name: _mode(root / STATE_DIR / name) for name in ("journal", "lock", "undo")})
+
+    seen: dict[str, int] = {}
+    site.chmod(mode)
+    apply_plan(make_plan(site))
+    apply_plan(make_plan(site, MERGED_AGAIN), verify=look)
+    assert seen == {"journal": file, "lock": 0o600, "undo": 0o700}
+    state = site / STATE_DIR
+    assert [_mode(path) for path in (state, state / "originals", state / "state.json")] == [folder, folder, file]
+
+
+@pytest.mark.parametrize(
+    ("mode", "above", "backup"),
+    [
+        (0o644, 0o755, 0o644),
+        (0o755, 0o755, 0o644),
+        (0o444, 0o711, 0o644),
+        (0o640, 0o755, 0o600),
+        (0o604, 0o755, 0o600),
+        (0o600, 0o755, 0o600),
+        (0o644, 0o750, 0o600),
+    ],
+)
+def test_a_backup_is_never_open_wider_than_its_original(site: Path, mode: int, above: int, backup: int) -> None:
+    (site / POOL).chmod(mode)
+    (site / POOL).parent.chmod(above)
+    original = sha256((site / POOL).read_bytes())
+    apply_plan(make_plan(site))
+    assert _mode(site / STATE_DIR / "originals" / original) == backup
+
+
+def test_a_backup_of_what_a_link_leads_to_is_judged_there(site: Path) -> None:
+    original = sha256((site / LINKED).read_bytes())
+    (site / LINKED).resolve().parent.chmod(0o700)
+    apply_plan(make_plan(site))
+    assert _mode(site / STATE_DIR / "originals" / original) == 0o600
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
 
 
 def test_a_read_only_file_is_replaced_and_stays_read_only(site: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from escha_oscar.errors import UnreadableError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.overlay import write_overlay
 from escha_oscar.installed.shadow import MARKER
@@ -161,16 +162,28 @@ def test_the_record_gives_back_the_tree_before(site: Path) -> None:
     assert known.base.exists(f"{INFO}/METADATA")
 
 
-def test_a_damaged_record_counts_as_none(site: Path) -> None:
+def test_of_a_damaged_record_what_can_be_read_counts(site: Path) -> None:
     originals = site / ".escha-oscar/originals"
     os.truncate(next(originals.iterdir()), 0)
-    assert recorded(site).base is None
+    known = recorded(site)
+    assert known.base is None and known.source_kind == "pr" and POOL in known.changed
+    assert "backup is missing or was altered" in str(known.problem)
     damage(site)
-    assert recorded(site).base is None and recorded(site).changed == ()
+    assert recorded(site).changed == () and "damaged" in str(recorded(site).problem)
+
+
+def test_a_record_that_may_not_be_read_leaves_the_question_open(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> Status:
+        raise UnreadableError("may not be read by this user", path="state.json", hint="run it as the owner")
+
+    monkeypatch.setattr(files, "read_status", refuse)
+    found = check_files_on_disk(site).findings[0]
+    assert (found.code, found.path, found.hint) == ("record-unreadable", "state.json", "run it as the owner")
+    assert CODES["record-unreadable"].cannot_tell
 
 
 def test_every_files_code_is_met_here() -> None:
     met = {code for _, code in BROKEN.values()}
-    met |= {"not-merged-yet", "no-record", "owner-unclear", "shadowed", "interrupted", "running"}
+    met |= {"not-merged-yet", "no-record", "owner-unclear", "shadowed", "interrupted", "running", "record-unreadable"}
     met |= {"overlay", "overlay-stale"}
     assert met == {name for name, code in CODES.items() if code.level is Level.FILES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from escha_oscar.cli._environment import environment, environment_options
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.disk.fsops import Root
-from escha_oscar.errors import ExitCode, TargetError, UsageError
+from escha_oscar.errors import ExitCode, TargetError, UnreadableError, UsageError
 from escha_oscar.installed.recovery import require_settled
 from escha_oscar.model import Finding, Severity
 from escha_oscar.serving.model_config import read_model_config
@@ -72,7 +73,8 @@ def _request(site_packages: Path | None, python: Path | None, options: dict[str,
     tree_wanted = _wants_tree(chosen, options, named=site_packages is not None or python is not None)
     root = environment(site_packages, python, for_writing=False) if tree_wanted else None
     if root is not None:
-        require_settled(Root(root))  # a mix of old and new says nothing about either
+        with contextlib.suppress(UnreadableError):  # a finding of its own
+            require_settled(Root(root))  # a mix of old and new says nothing about either
     interpreter = _interpreter(root, site_packages, python)
     config = options["config"]
     return Request(

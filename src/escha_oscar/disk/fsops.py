@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from escha_oscar.errors import TargetError
+from escha_oscar.errors import TargetError, UnreadableError
 from escha_oscar.model import sha256
 from escha_oscar.tree import checked
 
@@ -134,12 +134,18 @@ class Root:
             return _read(folder, name, os.O_RDONLY, str(self.full(path)))[0]
 
     def read_private(self, path: str) -> bytes | None:
-        """Return the bytes of a regular file of our own, or None; a symbolic link there is refused."""
+        """Return the bytes of a regular file of our own, or None; a symbolic link there is refused.
+
+        Raises UnreadableError where this user may not read it.
+        """
         try:
             with self.parent(path) as (folder, name):
                 return _read(folder, name, os.O_NOFOLLOW, str(self.full(path)))[0]
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            owner = f"run it as the owner of the environment, user id {self.path.stat().st_uid}"
+            raise UnreadableError("may not be read by this user", path=error.filename, hint=owner) from error
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise TargetError("is a symbolic link, expected a regular file", path=error.filename) from error
@@ -233,6 +239,16 @@ class Root:
             folder = folder.parent
         found = self.full(str(folder)).stat()
         return Image(Kind.FILE, mode=found.st_mode & 0o666, uid=found.st_uid, gid=found.st_gid)
+
+    def readers(self) -> int:
+        """Return the bits with which group and others may read and pass the root."""
+        return self.path.stat().st_mode & 0o055
+
+    def is_public(self, path: str) -> bool:
+        """Return whether whoever passes the root may read the content at ``path``, behind a link too."""
+        real = self.full(path).resolve()
+        below = (folder for folder in real.parents if not self.path.is_relative_to(folder))
+        return all(folder.stat().st_mode & 0o011 == 0o011 for folder in below) and real.stat().st_mode & 0o044 == 0o044
 
     def obstacle(self, path: str) -> str | None:
         """Return why ``path`` cannot be replaced (folder not writable, immutable), or None."""

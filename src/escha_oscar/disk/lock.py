@@ -37,10 +37,13 @@ def exclusive(root: Root, progress: Progress, *, wait_s: float = 60.0) -> Iterat
 
 
 def holder(root: Root) -> str | None:
-    """Return who holds our lock right now (``pid 12 (command)``), or None; needs no write permission."""
+    """Return who holds our lock right now (``pid 12 (command)``), or None; needs no permission on the lock file."""
     try:
         with root.parent(LOCK_FILE) as (folder, name):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except PermissionError:  # another user's: who may open it could hold it as well
+                return _listed(os.stat(name, dir_fd=folder, follow_symlinks=False))
     except OSError:
         return None
     try:
@@ -79,7 +82,7 @@ def _take_own(root: Root, deadline: float, progress: Progress) -> int:
     """Lock our file; the name is checked after locking, because the last holder may have removed the file."""
     while True:
         with contextlib.suppress(FileExistsError):
-            root.make_folder(STATE_DIR, 0o700)
+            root.make_folder(STATE_DIR, 0o700 | root.readers())
         try:
             with root.parent(LOCK_FILE) as (folder, name):
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -129,14 +132,18 @@ def _try(descriptor: int, kind: int) -> bool:
 
 
 def _who(descriptor: int) -> str:
-    """Name the holder from /proc/locks; a holder in another container has no pid here."""
-    inode = f":{os.fstat(descriptor).st_ino}"
+    return _listed(os.fstat(descriptor)) or "another process"
+
+
+def _listed(file: os.stat_result) -> str | None:
+    """Return who holds a lock on a file by /proc/locks; a holder in another container has no pid here."""
+    inode = f":{file.st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text("ascii").splitlines():
             fields = line.split()
-            if "FLOCK" in fields and "->" not in fields and any(field.endswith(inode) for field in fields):
+            if {"FLOCK", "WRITE"} <= set(fields) and "->" not in fields and any(f.endswith(inode) for f in fields):
                 return _command(int(fields[4]))
-    return "another process"
+    return None
 
 
 def _command(pid: int) -> str:

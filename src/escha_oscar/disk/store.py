@@ -1,12 +1,14 @@
-"""The state directory's blobs: originals and, while a transaction runs, what it may have to put back.
+"""The state directory's files: originals and, while a transaction runs, what it may have to put back.
 
-Both are content-addressed. A blob is written to a temporary name, fsynced, renamed, read back and hashed; it is
-hashed again before it is used.
+Whoever may read site-packages may read what is recorded of it: state, journal, and the originals that were readable
+by everybody. All else is for the owner alone. Blobs are content-addressed. A blob is written to a temporary name,
+fsynced, renamed, read back and hashed; it is hashed again before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 
 from escha_oscar.disk.fsops import Image, Kind, Root
 from escha_oscar.disk.journal import digest_of
@@ -19,14 +21,17 @@ UNDO = f"{STATE_DIR}/undo"
 SAVED = f"{STATE_DIR}/saved"
 
 
-def put(root: Root, folder: str, blobs: Iterable[bytes]) -> None:
-    """Store blobs in a folder of the state directory; those that are there and whole are left."""
+def put(root: Root, folder: str, blobs: Mapping[bytes, bool]) -> None:
+    """Store blobs in a folder of the state directory; those that are there and whole are left.
+
+    Each comes with whether everybody may read it.
+    """
     _ensure(root, folder)
-    for data in blobs:
+    for data, public in blobs.items():
         path = f"{folder}/{sha256(data)}"
         if root.read_private(path) == data:
             continue
-        write(root, path, data)
+        write(root, path, data, readable(root) if public else private(root))
         if root.read_private(path) != data:
             raise OSError(5, "a backup read back differs from what was written", str(root.full(path)))
     root.sync(folder)
@@ -64,25 +69,30 @@ def where(root: Root, digest: str) -> str:
     return inside if root.full(inside).is_file() else f"{UNDO}/{digest}"
 
 
-def write(root: Root, path: str, data: bytes) -> None:
-    """Write one private file of the state directory: temporary file, fsync, rename."""
+def write(root: Root, path: str, data: bytes, like: Image) -> None:
+    """Write one file of the state directory: temporary file, fsync, rename."""
     temporary = f"{path}.tmp"
     root.remove(temporary)
-    root.create(temporary, data, owned_by_folder(root))
+    root.create(temporary, data, like)
     root.move(temporary, path)
 
 
-def owned_by_folder(root: Root) -> Image:
-    """Return mode 0600 and the owner of site-packages, whom root must not lock out of the state."""
+def private(root: Root) -> Image:
+    """Return how to dress a file for the owner of site-packages alone, whom root must not lock out."""
     found = root.path.stat()
     return Image(Kind.FILE, mode=0o600, uid=found.st_uid, gid=found.st_gid)
+
+
+def readable(root: Root) -> Image:
+    """Return how to dress a file that whoever may read site-packages may read, and only its owner write."""
+    return replace(private(root), mode=0o600 | root.readers() & 0o044)
 
 
 def keep_aside(root: Root, path: str, data: bytes) -> str:
     """Store a user's edited bytes under ``saved/`` in a name made of path and digest; return that path."""
     _ensure(root, SAVED)
     copy = f"{SAVED}/{path.replace('/', '__')}.{sha256(data)[:12]}"
-    write(root, copy, data)
+    write(root, copy, data, private(root))
     root.sync(SAVED)
     return copy
 
@@ -108,5 +118,5 @@ def _empty(root: Root, folder: str, keep: frozenset[str]) -> None:
 
 def _ensure(root: Root, folder: str) -> None:
     if not root.full(folder).is_dir():
-        root.make_folder(folder, 0o700)
+        root.make_folder(folder, 0o700 | root.readers() if folder == ORIGINALS else 0o700)
         root.sync(STATE_DIR)

@@ -42,7 +42,7 @@ def execute(root: Root, work: Work, signals: Deferred, progress: Progress) -> No
     journal = work.journal
     try:
         signals.check()
-        store.write(root, JOURNAL_FILE, encode(journal))
+        store.write(root, JOURNAL_FILE, encode(journal), store.readable(root))
         root.sync(STATE_DIR)
         root.sync("")  # the state directory itself may be new
         _prepare(root, work, signals, progress)

@@ -101,7 +101,7 @@ def survey(root: Root, paths: Iterable[str]) -> Disk:
     folders = {str(folder) for path in wanted for folder in PurePosixPath(path).parents}
     absent = frozenset(folder for folder in folders if not root.full(folder).is_dir())
     fresh = {path: root.new_file_like(path) for path in wanted}
-    return Disk(images, fresh, absent, store.owned_by_folder(root), time.time_ns())
+    return Disk(images, fresh, absent, store.readable(root), time.time_ns())
 
 
 def run(
@@ -144,7 +144,7 @@ def _refuse_drift(root: Root, known: State | None) -> None:
         raise DriftError(
             f"changed since the integration: {', '.join(changed)}",
             path=str(root.full(changed[0])),
-            hint="escha-oscar revert --force (keeps a copy of each), then integrate again",
+            hint="escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate",
         )
 
 
@@ -221,14 +221,14 @@ def _probe(root: Root, decision: Decision, contents: dict[str, bytes]) -> None:
 def _keep(root: Root, decision: Decision) -> None:
     """Store the bytes of everything that will be replaced: originals to stay, the rest until the commit."""
     lasting = decision.state.originals if decision.state else frozenset[str]()
-    kept: dict[str, list[bytes]] = {store.ORIGINALS: [], store.UNDO: []}
+    kept: dict[str, dict[bytes, bool]] = {store.ORIGINALS: {}, store.UNDO: {}}
     for step in decision.steps:
         if step.before.sha256 is None:
             continue
         data = root.read(step.path)
         if sha256(data) != step.before.sha256:
             raise DriftError("changed by another process", path=str(root.full(step.path)))
-        kept[store.ORIGINALS if step.before.sha256 in lasting else store.UNDO].append(data)
+        kept[store.ORIGINALS if step.before.sha256 in lasting else store.UNDO][data] = root.is_public(step.path)
     for folder, blobs in kept.items():
         if blobs:
             store.put(root, folder, blobs)

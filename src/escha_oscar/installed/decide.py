@@ -26,13 +26,13 @@ class Disk:
     """What was found: an image per path (targets, RECORD, bytecode, state), and how to dress new files.
 
     ``fresh`` gives mode and owner for each path that may be written anew, ``absent_folders`` what has to be made for
-    them; ``private`` dresses the state; ``now_ns`` is the time that written files get.
+    them; ``state`` dresses the state file; ``now_ns`` is the time that written files get.
     """
 
     images: Mapping[str, Image]
     fresh: Mapping[str, Image]
     absent_folders: frozenset[str]
-    private: Image
+    state: Image
     now_ns: int
 
     def image(self, path: str) -> Image:
@@ -182,7 +182,7 @@ def _decision(
 ) -> Decision:
     """Order the steps: added files, changed files, bytecode, RECORD, and the state as the commit."""
     data = state.encode(new) if new else b""
-    commit = Image(Kind.FILE, sha256(data), len(data), 0o600, disk.private.uid, disk.private.gid) if new else ABSENT
+    commit = replace(disk.state, sha256=sha256(data), size=len(data)) if new else ABSENT
     sources = sorted((path for path in targets if path != record), key=lambda p: (disk.image(p).kind.value, p))
     wanted = [(path, targets[path]) for path in sources]
     wanted += [(path, caches[path]) for path in sorted(caches)]

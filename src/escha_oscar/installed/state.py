@@ -99,7 +99,8 @@ def decode(data: bytes) -> State:
 def load(root: Root) -> State | None:
     """Return the state of an environment, or None where there is none; needs no write permission.
 
-    Raises TargetError for a damaged or unreadable state and for a state directory that others may write.
+    Raises TargetError for a damaged state and for a state directory that others may write, UnreadableError where this
+    user may not read it.
     """
     folder = root.full(STATE_DIR)
     try:
@@ -109,11 +110,8 @@ def load(root: Root) -> State | None:
     if not stat.S_ISDIR(found.st_mode):
         raise TargetError("is not a directory of this tool", path=str(folder), hint=f"remove it: rm {folder}")
     if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid(), root.path.stat().st_uid):
-        raise TargetError("others may write the state directory", path=str(folder), hint=f"chmod 700 {folder}")
-    try:
-        data = root.read_private(STATE_FILE)
-    except PermissionError as error:
-        raise TargetError("cannot read the state", path=error.filename, hint="run it as the owner") from error
+        raise TargetError("others may write the state directory", path=str(folder), hint=f"chmod go-w {folder}")
+    data = root.read_private(STATE_FILE)
     return None if data is None else decode(data)
 
 

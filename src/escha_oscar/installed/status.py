@@ -66,7 +66,7 @@ class Status:
 def read_status(site_packages: Path) -> Status:
     """Return what is installed in ``site_packages``.
 
-    Raises TargetError where the state is damaged or cannot be read.
+    Raises TargetError where the state is damaged, UnreadableError where this user may not read it.
     """
     root = Root(site_packages)
     if shadow.is_shadow(root.path):
@@ -116,10 +116,7 @@ class _Unfinished:
 
 
 def _unfinished(root: Root) -> _Unfinished | None:
-    try:
-        data = root.read_private(journal.JOURNAL_FILE)
-    except PermissionError:
-        return None
+    data = root.read_private(journal.JOURNAL_FILE)
     if data is None:
         return None
     try:

@@ -59,7 +59,11 @@ _FILES = (
         ("overlay-stale", _ERROR, "The wheel behind a shadow tree was replaced since."),
         ("leftover", _WARNING, "A file of an older integration or patch run lies about."),
     ),
-    *_open(Level.FILES, ("running", "Another process is changing the environment right now.")),
+    *_open(
+        Level.FILES,
+        ("running", "Another process is changing the environment right now."),
+        ("record-unreadable", "The integration's record may not be read by this user."),
+    ),
 )
 
 _STATIC = _codes(
@@ -89,6 +93,7 @@ _STATIC = _codes(
     ("pool-arguments", _ERROR, "A pool construction that can be int2 is not given the group size."),
     ("packed-head-dim", _ERROR, "v_head_dim is read from the width of a packed buffer (a quarter of the head)."),
     ("escha-registration", _ERROR, "The escha entries of the quantization registry are gone."),
+    ("no-base", _INFO, "The tree before the merge cannot be read, so faults that it had count too."),
 )
 
 _IMPORTS = (

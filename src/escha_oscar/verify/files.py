@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from escha_oscar.disk.fsops import Root
-from escha_oscar.errors import TargetError
+from escha_oscar.errors import TargetError, UnreadableError
 from escha_oscar.installed import state
 from escha_oscar.installed.shadow import is_shadow, read_shadow
 from escha_oscar.installed.status import Condition, FileCondition, FileStatus, Status, read_status
@@ -70,6 +70,16 @@ def _overlay(site_packages: Path) -> Iterator[Finding]:
 def _conditions(site_packages: Path) -> Iterator[Finding]:
     try:
         status = read_status(site_packages)
+    except UnreadableError as error:
+        yield finding(
+            "record-unreadable",
+            "the integration's record may not be read by this user",
+            path=error.path,
+            expected="a record that whoever may read the package may read",
+            found="permission denied",
+            hint=error.hint,
+        )
+        return
     except TargetError as error:
         yield _damaged(error)
         return

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from escha_oscar.errors import ExitCode, UsageError
-from escha_oscar.model import Report, Severity
+from escha_oscar.errors import EschaOscarError, ExitCode, UsageError
+from escha_oscar.model import Finding, Report, Severity
 from escha_oscar.tree import DiskTree
 from escha_oscar.verify.before import recorded
-from escha_oscar.verify.codes import CODES, Level
+from escha_oscar.verify.codes import CODES, Level, finding
 from escha_oscar.verify.files import check_files_on_disk
 from escha_oscar.verify.imports import check_imports_in
 from escha_oscar.verify.live import check_live
@@ -75,10 +75,10 @@ def run(request: Request, before_each: Callable[[Level], None] = lambda _: None)
 
 def verdict(results: Iterable[LevelResult]) -> ExitCode:
     """Return 1 where any finding is an error, else 8 where any leaves the question open, else 0."""
-    findings = [finding for result in results for finding in result.report.findings]
-    if any(finding.severity is Severity.ERROR for finding in findings):
+    findings = [found for result in results for found in result.report.findings]
+    if any(found.severity is Severity.ERROR for found in findings):
         return ExitCode.PROBLEMS
-    if any(CODES[finding.code].cannot_tell for finding in findings):
+    if any(CODES[found.code].cannot_tell for found in findings):
         return ExitCode.CANNOT_TELL
     return ExitCode.OK
 
@@ -97,9 +97,9 @@ def _spared(level: Level, results: list[LevelResult]) -> str:
 
 def _filtered(report: Report, request: Request) -> Report:
     kept = tuple(
-        finding
-        for finding in report.findings
-        if finding.code not in request.skip and (not request.only or finding.code in request.only)
+        found
+        for found in report.findings
+        if found.code not in request.skip and (not request.only or found.code in request.only)
     )
     return replace(report, findings=kept)
 
@@ -117,9 +117,21 @@ def _files(request: Request) -> Report:
 def _static(request: Request) -> Report:
     root = _tree(request)
     known = recorded(root)
-    return check_tree(
+    report = check_tree(
         DiskTree(root), source_kind=known.source_kind, changed=known.changed, base=known.base, escha=request.escha
     )
+    return replace(report, findings=(*report.findings, *_unknown_base(known.problem)))
+
+
+def _unknown_base(problem: EschaOscarError | None) -> Iterator[Finding]:
+    if problem is not None:
+        yield finding(
+            "no-base",
+            "the tree before the merge cannot be read, so faults that it had count too",
+            path=problem.path,
+            found=problem.message,
+            hint=problem.hint,
+        )
 
 
 def _imports(request: Request) -> Report:

@@ -1,0 +1,146 @@
+"""Another user who may read the package but not write it: commands that read work, or say what is closed to them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from escha_oscar.cli import main
+from escha_oscar.disk.journal import JOURNAL_FILE
+from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.status import Condition, read_status
+from tests.support import forks
+from tests.support.environments import POOL, make_environment, make_plan, snapshot
+from tests.support.wheels import make_site_packages
+
+pytestmark = pytest.mark.root
+READER = 65534
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Load what commands load late: the reader may have no access to this interpreter's own files."""
+    site = str(make_site_packages(tmp_path_factory.mktemp("warm"), forks.OLD))
+    main(["integrate", "--source", "bundled", "--site-packages", site])
+    main(["verify", "--level", "files", "--level", "static", "--site-packages", site, "--json"])
+    codecs.lookup("ascii")
+
+
+@contextmanager
+def reader() -> Iterator[None]:
+    """Be another user without privileges for a while."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(READER)
+    os.seteuid(READER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@pytest.fixture
+def site(folder: Path) -> Path:
+    site = make_environment(folder)
+    apply_plan(make_plan(site))
+    return site
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
+    with reader():
+        code = main([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def findings(data: dict[str, object]) -> dict[str, dict[str, str]]:
+    found = data["findings"]
+    assert isinstance(found, list)
+    return {item["code"]: item for item in found}
+
+
+def test_a_reader_gets_what_the_owner_gets(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = command(capsys, "status", "--site-packages", str(site))
+    assert (code, data["condition"]) == (0, "integrated")
+    verify = ("verify", "--level", "files", "--level", "static", "--site-packages", str(site))
+    owners = main([*verify, "--json"])
+    expected = json.loads(capsys.readouterr().out)
+    code, data = command(capsys, *verify)
+    assert (code, data["findings"]) == (owners, expected["findings"])
+    assert findings(data).keys().isdisjoint({"no-base", "record-unreadable"})
+
+
+def test_an_edit_is_a_finding_for_a_reader_too(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / POOL).write_bytes(b"edited\n")
+    code, data = command(capsys, "verify", "--level", "files", "--site-packages", str(site))
+    assert (code, list(findings(data))) == (1, ["file-edited"])
+
+
+def test_a_run_in_progress_is_seen_without_its_lock(folder: Path) -> None:
+    def look(root: Path) -> None:
+        with reader():
+            seen.append(read_status(root))
+
+    seen = []
+    site = make_environment(folder)
+    apply_plan(make_plan(site), verify=look)
+    assert [status.condition for status in seen] == [Condition.RUNNING]
+    assert f"pid {os.getpid()}" in seen[0].detail
+
+
+def test_originals_that_were_private_stay_private_and_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_environment(folder)
+    (site / POOL).chmod(0o640)
+    apply_plan(make_plan(site))
+    (site / POOL).chmod(0o644)
+    code, data = command(capsys, "verify", "--level", "files", "--site-packages", str(site))
+    assert (code, findings(data)) == (0, {})
+    _, data = command(capsys, "verify", "--level", "static", "--site-packages", str(site))
+    note = findings(data)["no-base"]
+    assert (note["severity"], note["found"]) == ("info", "may not be read by this user")
+
+
+def test_a_record_that_is_closed_to_a_reader_is_told_by_name(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / STATE_DIR).chmod(0o700)  # as older versions left it
+    code, data = command(capsys, "status", "--site-packages", str(site))
+    assert (code, data["ok"]) == (8, False)
+    assert "run it as the owner" in str(data["error"])
+    code, data = command(capsys, "verify", "--level", "files", "--site-packages", str(site))
+    assert (code, list(findings(data))) == (8, ["record-unreadable"])
+    assert findings(data)["record-unreadable"]["hint"].startswith("run it as the owner")
+
+
+@pytest.mark.parametrize("words", [("revert",), ("recover",)])
+def test_a_reader_changes_nothing(site: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    before = {path: path.lstat().st_mtime_ns for path in site.rglob("*")}
+    code, _ = command(capsys, *words, "--site-packages", str(site))
+    assert code == 6
+    assert {path: path.lstat().st_mtime_ns for path in site.rglob("*")} == before
+
+
+def test_an_overlay_of_what_may_only_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = make_site_packages(folder, forks.OLD)
+    place = folder / "overlays"
+    place.mkdir()
+    place.chmod(0o777)
+    before = snapshot(site)
+    words = ("integrate", "--source", "bundled", "--site-packages", str(site), "--overlay", str(place / "one"))
+    code, data = command(capsys, *words)
+    assert (code, data["overlay"]) == (0, str(place / "one"))
+    assert snapshot(site) == before
+    (site / STATE_DIR).mkdir()
+    (site / JOURNAL_FILE).write_bytes(b"torn")
+    code, data = command(capsys, *words[:-1], str(place / "two"))
+    assert code == 7
+    assert "damaged" in str(data["error"])
+    assert not (place / "two").exists()
