@@ -130,7 +130,7 @@ def test_shared_and_sliding_layers_are_warned_about(run: Any, tmp_path: Path) ->
         pytest.param(MOE, ("--vram", "12GB"), "the size of the weights is unknown", id="no weights"),
         pytest.param(MOE, ("--weights", "6GB"), "--weights needs --vram", id="weights alone"),
         pytest.param(MOE, ("--vram", "6GB", "--weights", "6GB"), "no memory is left for KV", id="too small"),
-        pytest.param(MOE, ("--vram", "9GB", "--tokens", 5), "give one of them", id="pool twice"),
+        pytest.param(MOE, ("--vram", "9GB", "--tokens", 5), "--vram computes it", id="pool twice"),
         pytest.param(PLAIN, (), "config.json states no context length", id="no context"),
         pytest.param(MOE, ("--mem-fraction", "nan"), "nan is not in the range", id="fraction nan"),
     ],
@@ -158,7 +158,8 @@ def test_undescribed_recurrent_state_cannot_be_sized(run: Any, tmp_path: Path) -
 def test_a_broken_config_names_file_and_line(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{\n"head_dim": NaN}')
-    assert run("--config", path) == (2, "", f"error[usage]: {path}:2: NaN is not a JSON number\n")
+    message = f"error[usage]: {path}:2: NaN is not a JSON number\n  next: escha-oscar budget --help\n"
+    assert run("--config", path) == (2, "", message)
     code, out, err = run("--config", path, "--json")
     error = json.loads(out)["error"]
     assert (code, err, error["path"], error["line"]) == (2, "", str(path), 2)

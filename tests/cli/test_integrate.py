@@ -159,7 +159,7 @@ def test_strict_fails_where_the_pull_request_does_not_serve(integrate: Integrate
     error = json.loads(out)["error"]
     assert (code, error["code"], error["sought"]) == (4, "symbol", "load_oscar_rotations")
     assert error["found"] == "a call does not fit: unknown keyword layer_ids"
-    assert error["hint"] == "escha-oscar integrate --source bundled"
+    assert error["hint"] == f"escha-oscar integrate --source bundled --site-packages {site}"
     assert snapshot(site) == before
 
 

@@ -122,7 +122,7 @@ def test_a_mixed_tree_is_not_verified(site: Path, capsys: pytest.CaptureFixture[
     _kill_in_the_middle_of_a_revert(site)
     assert main(["verify", "--json", "--level", "static", "--site-packages", str(site)]) == 7
     error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["code"], error["hint"]) == ("recovery-needed", "escha-oscar recover")
+    assert (error["code"], error["hint"]) == ("recovery-needed", f"escha-oscar recover --site-packages {site}")
 
 
 def test_the_interpreter_of_an_environment_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -381,7 +381,8 @@ def test_a_missing_file_is_refused_by_name(path: str, only: Only) -> None:
     with pytest.raises(TargetError, match="the tree lacks a file") as caught:
         plan_of(files)
     assert path in str(caught.value.sought)
-    assert caught.value.hint == "escha-oscar mapping --site-packages DIR"
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("escha-oscar mapping --site-packages /")
 
 
 def test_a_missing_decode_file_is_refused_naming_both_places(only: Only) -> None:

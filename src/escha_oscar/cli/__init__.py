@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import click
 
 from escha_oscar import __version__
-from escha_oscar.cli._render import Output, set_color
+from escha_oscar.cli._hints import context_of, next_step
+from escha_oscar.cli._render import Output, open_streams, set_color
+from escha_oscar.disk.signals import immediate
 from escha_oscar.errors import EschaOscarError, ExitCode, TargetError
 
 #: name -> (module, attribute, one line of help); modules load only when their command runs.
@@ -68,17 +70,27 @@ def app(no_color: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises for an expected failure."""
     args = list(sys.argv[1:] if argv is None else argv)
-    out = Output.for_argv(args)
+    open_streams()
+    with immediate() as stop:
+        try:
+            return _run(args)
+        except (KeyboardInterrupt, click.Abort):
+            return _report(stop.error(), args)
+
+
+def _run(args: list[str]) -> int:
     try:
         result = app.main(args=args, prog_name="escha-oscar", standalone_mode=False)
     except EschaOscarError as error:
-        return int(out.error(error))
+        return _report(error, args)
     except click.ClickException as error:
-        return int(out.usage(error))
+        return int(Output.for_argv(args).usage(error))
     except OSError as error:
         # What no command has explained: a file that may not be read, a terminal or a disk that does not take output.
-        return int(out.error(TargetError(error.strerror or str(error), path=error.filename)))
-    except (KeyboardInterrupt, click.Abort):
-        out.say("interrupted")
-        return int(ExitCode.INTERRUPTED)
+        return _report(TargetError(error.strerror or str(error), path=error.filename), args)
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _report(error: EschaOscarError, args: list[str]) -> int:
+    error.hint = next_step(error, context_of(app, args))
+    return int(Output.for_argv(args).error(error))

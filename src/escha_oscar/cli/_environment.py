@@ -11,7 +11,7 @@ import click
 
 from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.errors import TargetError
-from escha_oscar.target.search import PACKAGE, refuse_foreign_owner, search_path
+from escha_oscar.target.search import PACKAGE, no_package, no_such_folder, refuse_foreign_owner, search_path
 
 
 def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +28,9 @@ def environment(site_packages: Path | None, python: Path | None, *, for_writing:
     """
     found = site_packages if site_packages is not None else _searched(python or Path(sys.executable), for_writing)
     if not found.is_dir():
-        raise TargetError("no such directory", path=str(found), sought="a site-packages directory")
+        raise no_such_folder(found)
+    if not (found / PACKAGE).exists() and not (found / STATE_DIR).exists():
+        raise no_package(found.resolve())
     if for_writing:
         refuse_foreign_owner(found.resolve())
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -28,6 +29,22 @@ def set_color(enabled: bool | None) -> None:
     """Force colour on or off for this process; None follows the terminal and NO_COLOR."""
     global _COLOR
     _COLOR = enabled
+
+
+def open_streams() -> None:
+    """Give closed standard streams the null device, and let no character fail to print.
+
+    Without it a file that is opened for writing takes the number of a closed stdout, and the output goes into it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -76,12 +93,12 @@ class Output:
         if self.as_json:
             self._object({"ok": code == ExitCode.OK, "exit_code": int(code), **data})
         else:
-            _to_reader(lambda: text(console()))
+            _to_reader(sys.stdout, lambda: text(console()))
         return int(code)
 
     def say(self, text: str) -> None:
         """Print one line for people on stderr."""
-        click.echo(printable(text), err=True)
+        _to_reader(sys.stderr, lambda: click.echo(printable(text), err=True))
 
     def error(self, error: EschaOscarError) -> ExitCode:
         """Print a failure and return its exit code."""
@@ -106,16 +123,16 @@ class Output:
     def _object(self, data: dict[str, Any]) -> None:
         head = {"schema_version": SCHEMA_VERSION, "command": self.command}
         record = json.dumps({**head, **data}, indent=2, ensure_ascii=True, default=str)
-        _to_reader(lambda: click.echo(record))
+        _to_reader(sys.stdout, lambda: click.echo(record))
 
 
-def _to_reader(write: Callable[[], None]) -> None:
-    """Write to stdout; where the reader has gone (``| head``) the exit code still carries the verdict."""
+def _to_reader(stream: TextIO, write: Callable[[], None]) -> None:
+    """Write to a stream; where the reader has gone (``| head``) the exit code still carries the verdict."""
     try:
         write()
-        sys.stdout.flush()
+        stream.flush()
     except (BrokenPipeError, SystemExit):  # rich turns the former into the latter
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _error_record(error: EschaOscarError) -> dict[str, Any]:

@@ -114,10 +114,10 @@ def budget(config_path: Path, as_json: bool, vram: str | None, weights: str | No
 def _memory(model: ModelConfig, vram: str | None, weights: str | None, options: dict[str, Any]) -> Memory | None:
     if vram is None:
         if weights is not None:
-            raise UsageError("--weights needs --vram")
+            raise UsageError("--weights needs --vram", hint="add --vram SIZE (of one GPU, as 12GB)")
         return None
     if options["tokens"] is not None:
-        raise UsageError("--tokens states the pool and --vram computes it: give one of them")
+        raise UsageError("--tokens states the pool and --vram computes it", hint="leave one of them out")
     whole = kv.parse_size(vram)
     size = kv.parse_size(weights) if weights is not None else _weights_beside(Path(model.path), options["tp"])
     return Memory(whole, options["mem_fraction"], size)

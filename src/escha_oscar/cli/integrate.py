@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from escha_oscar.cli._hints import next_command
 from escha_oscar.cli._options import SourceOptions, open_source, source_options
 from escha_oscar.cli._progress import progress_sink
 from escha_oscar.cli._render import Output, json_option
@@ -126,7 +127,7 @@ def outcome_record(outcome: Outcome, *, dry_run: bool, diff: bool = False) -> di
 
 def finding_record(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data."""
-    return {**vars(finding), "severity": finding.severity.value}
+    return {**vars(finding), "severity": finding.severity.value, "hint": next_command(finding.hint)}
 
 
 def print_diff(console: Console, plan: Plan) -> None:

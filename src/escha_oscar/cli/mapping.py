@@ -10,10 +10,10 @@ import click
 
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
-from escha_oscar.errors import TargetError
 from escha_oscar.mapping import PIN, ROWS
 from escha_oscar.mapping.table import ALSO_MERGED, ARTICLE_NOTE
 from escha_oscar.model import Action, Row, Symbol
+from escha_oscar.target.search import no_such_folder
 from escha_oscar.tree import DiskTree, Tree, first_existing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RowState:
 def mapping(site_packages: Path | None, as_json: bool) -> int:
     """Print which files of the pull request are copied, merged or skipped, with their symbols and reasons."""
     if site_packages is not None and not site_packages.is_dir():
-        raise TargetError("no such directory", path=str(site_packages), sought="a site-packages directory")
+        raise no_such_folder(site_packages)
     none: list[RowState | None] = [None for _ in ROWS]
     states = none if site_packages is None else row_states(DiskTree(site_packages))
     return Output("mapping", as_json).emit(_record(states), lambda console: _print(console, states))

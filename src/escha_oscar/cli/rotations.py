@@ -70,7 +70,11 @@ def _check(options: Mapping[str, Any]) -> None:
     if options["calibrate"] or options["inspect"] or options["config_path"]:
         return
     if options["head_dim"] is None or options["num_layers"] is None:
-        raise UsageError("say which model", sought="--config config.json, or --head-dim and --num-layers")
+        raise UsageError(
+            "say which model",
+            sought="--config config.json, or --head-dim and --num-layers",
+            hint="escha-oscar rotations --config config.json",
+        )
 
 
 @dataclass(frozen=True)

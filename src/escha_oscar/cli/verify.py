@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from escha_oscar.cli._environment import environment, environment_options
+from escha_oscar.cli._hints import next_command
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line, table
 from escha_oscar.disk.fsops import Root
@@ -36,6 +37,7 @@ _WORDS = {
     ExitCode.PROBLEMS: "problems",
     ExitCode.CANNOT_TELL: "cannot tell",
 }
+_LOG_HINT = "name a file with --log FILE, or read a pipe: journalctl -u SERVICE | escha-oscar verify --log -"
 _SLOW = {Level.IMPORTS: "importing the merged modules", Level.NUMERICS: "running the kernels against torch"}
 
 
@@ -144,7 +146,7 @@ def _is_escha(root: Path) -> bool:
 
 def _no_log(chosen: tuple[Level, ...]) -> tuple[str, ...]:
     if Level.LOG in chosen:
-        raise UsageError("level log needs a log", hint="add --log FILE, or --log - to read standard input")
+        raise UsageError("level log needs a log", hint=_LOG_HINT)
     return ()
 
 
@@ -155,7 +157,7 @@ def _log_lines(name: str) -> Iterator[str]:
             while chunk := stream.readline(MAX_LINE):
                 yield chunk.decode("utf-8", "replace")
     except OSError as error:
-        raise UsageError(f"cannot read the log: {error.strerror}", path=name) from error
+        raise UsageError(f"cannot read the log: {error.strerror}", path=name, hint=_LOG_HINT) from error
 
 
 def _record(request: Request, results: tuple[LevelResult, ...], code: ExitCode) -> dict[str, Any]:
@@ -174,7 +176,12 @@ def _record(request: Request, results: tuple[LevelResult, ...], code: ExitCode) 
             for result in results
         ],
         "findings": [
-            {"level": result.level.value, **asdict(finding), "severity": finding.severity.value}
+            {
+                "level": result.level.value,
+                **asdict(finding),
+                "severity": finding.severity.value,
+                "hint": next_command(finding.hint),
+            }
             for result in results
             for finding in result.report.findings
         ],
@@ -197,7 +204,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     if finding.line is not None:
         place = f"{place}:{finding.line}" if place else f"line {finding.line}"
     line(console, f"{finding.severity.value}[{finding.code}] {place + ': ' if place else ''}{finding.message}")
-    details = (("expected", finding.expected), ("found", finding.found), ("next", finding.hint))
+    details = (("expected", finding.expected), ("found", finding.found), ("next", next_command(finding.hint)))
     for label, text in details:
         if text and (finding.severity is not Severity.INFO or label == "found"):
             line(console, f"  {label}: {text}")

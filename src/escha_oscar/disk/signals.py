@@ -1,11 +1,14 @@
-"""Signals wait while files change: they are noted, and the work asks for them between two steps."""
+"""Signals wait while files change, and stop everything else at once.
+
+Within a change they are noted, and the work asks for them between two steps; outside they raise KeyboardInterrupt.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from escha_oscar.errors import HungUpError, StoppedError, TerminatedError
@@ -33,19 +36,62 @@ class Deferred:
             raise _ERRORS[self._caught](f"stopped by {signal.Signals(self._caught).name}; the tree was put back")
 
 
+class Immediate:
+    """A handler that raises KeyboardInterrupt at the first signal; ``error`` says afterwards how the tree stands."""
+
+    def __init__(self) -> None:
+        self._caught: int | None = None
+        self.changed = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Stop (the handler); a second signal does not disturb the clean-up of the first."""
+        if self._caught is None:
+            self._caught = number
+            raise KeyboardInterrupt
+
+    def error(self) -> StoppedError:
+        """Return the error to report; ``changed`` tells that a change had ended before, done or undone."""
+        number = self._caught or signal.SIGINT
+        name = signal.Signals(number).name
+        if self.changed:
+            message = f"stopped by {name} after the change had ended: the tree is whole"
+            return _ERRORS[number](message, hint="escha-oscar status")
+        return _ERRORS[number](f"stopped by {name}; no installed file was changed", hint="run the same command again")
+
+
+@contextlib.contextmanager
+def immediate() -> Iterator[Immediate]:
+    """Let SIGINT, SIGTERM and SIGHUP stop what is outside of changes."""
+    handler = Immediate()
+    with _handled(handler):
+        yield handler
+
+
 @contextlib.contextmanager
 def deferred() -> Iterator[Deferred]:
-    """Hold back SIGINT, SIGTERM and SIGHUP in the main thread; a signal that was ignored stays ignored."""
+    """Hold back SIGINT, SIGTERM and SIGHUP for the length of one change."""
     caught = Deferred()
+    with _handled(caught.note) as before:
+        try:
+            yield caught
+        finally:
+            for handler in before:
+                if isinstance(handler, Immediate):
+                    handler.changed = True
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[object]]:
+    """Handle the signals in the main thread, one that was ignored left so; yield the handlers that were there."""
     if threading.current_thread() is not threading.main_thread():
-        yield caught
+        yield []
         return
     before = {number: signal.getsignal(number) for number in _ERRORS}
-    held = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    held = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     for number in held:
-        signal.signal(number, caught.note)
+        signal.signal(number, handler)
     try:
-        yield caught
+        yield [*held.values()]
     finally:
-        for number in held:
-            signal.signal(number, before[number])
+        for number, old in held.items():
+            signal.signal(number, old)

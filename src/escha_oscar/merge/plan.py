@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import codecs
 import io
+import shlex
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -241,7 +242,7 @@ class _Builder:
                 path=str(self.target.site_packages),
                 sought=" or ".join(candidates),
                 found="nothing",
-                hint="escha-oscar mapping --site-packages DIR",
+                hint=f"escha-oscar mapping --site-packages {shlex.quote(str(self.target.site_packages))}",
             )
         return path
 

@@ -112,7 +112,8 @@ def kv_heads_per_gpu(kv_heads: int, tp: int) -> int:
     Raises UsageError where neither number divides the other: the runtime asserts on that.
     """
     if kv_heads % tp and tp % kv_heads:
-        raise UsageError(f"{kv_heads} KV heads cannot be spread over --tp {tp}")
+        fitting = [str(n) for n in range(1, 2 * kv_heads + 1) if not (kv_heads % n and n % kv_heads)]
+        raise UsageError(f"{kv_heads} KV heads cannot be spread over --tp {tp}", hint=f"--tp {' or '.join(fitting)}")
     return max(1, kv_heads // tp)
 
 
@@ -123,7 +124,9 @@ def scale_groups(head_dim: int, group_size: int | None) -> int:
     """
     size = head_dim if group_size is None else group_size
     if size < 1 or head_dim % size:
-        raise UsageError(f"group size {size} does not divide head size {head_dim}")
+        fitting = [str(n) for n in (32, 64, 128, head_dim) if head_dim % n == 0]
+        hint = f"--group-size {' or '.join(dict.fromkeys(fitting))}"
+        raise UsageError(f"group size {size} does not divide head size {head_dim}", hint=hint)
     if head_dim % 4:
         raise UsageError(f"head size {head_dim} is no multiple of 4: four 2-bit codes share a byte")
     return head_dim // size
@@ -268,5 +271,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise UsageError(f"not a memory size: {text!r}"[:80], sought="a number and GB, GiB, MB or MiB, as 12GB")
+        sought = "a number and GB, GiB, MB or MiB"
+        hint = "write the unit, as 12GB (10^9 bytes) or 12227MiB (what nvidia-smi prints)"
+        raise UsageError(f"not a memory size: {text!r}"[:80], sought=sought, hint=hint)
     return size

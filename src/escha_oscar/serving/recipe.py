@@ -76,9 +76,10 @@ def build_recipe(model: ModelConfig, request: Request) -> Recipe:
 
 def _settle(model: ModelConfig, request: Request) -> Facts:
     if model.num_attention_heads % request.tp:
-        raise UsageError(
-            f"{model.num_attention_heads} query heads cannot be spread over --tp {request.tp}", path=model.path
-        )
+        heads = model.num_attention_heads
+        fitting = [str(n) for n in (1, 2, 4, 8, 16) if heads % n == 0]
+        message = f"{heads} query heads cannot be spread over --tp {request.tp}"
+        raise UsageError(message, path=model.path, hint=f"--tp {' or '.join(fitting)}")
     budget.kv_heads_per_gpu(model.num_kv_heads, request.tp)
     shape = (model.is_moe, model.num_layers, model.num_attention_heads, model.num_kv_heads, model.head_dim)
     profile = KNOWN.get(shape) or _derived_profile(model, request)
@@ -138,7 +139,7 @@ def _check_fit(facts: Facts) -> None:
         raise UsageError(
             f"context {facts.context} does not fit: {fitting.tokens} tokens are left beside weights and state",
             path=model.path,
-            hint="escha-oscar budget shows what takes the memory",
+            hint="escha-oscar budget --config config.json --tp N --vram SIZE --weights SIZE (shows what takes it)",
         )
 
 

@@ -75,11 +75,17 @@ def _read(path: Path) -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot be read: {reason}", path=str(path)) from error
+        hint = "name the config.json in the checkpoint's folder"
+        raise UsageError(f"cannot be read: {reason}", path=str(path), hint=hint) from error
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
-            raise UsageError("is a directory", path=str(path), sought="the config.json inside it")
+            raise UsageError(
+                "is a directory",
+                path=str(path),
+                sought="the config.json inside it",
+                hint=f"--config {path}/config.json",
+            )
         if not stat.S_ISREG(mode):
             raise UsageError("is not a regular file", path=str(path))
         with os.fdopen(handle, "rb", closefd=False) as stream:

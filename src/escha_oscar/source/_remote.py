@@ -13,6 +13,7 @@ from escha_oscar.errors import UsageError
 
 _BUNDLE_MAGIC = (b"# v2 git bundle\n", b"# v3 git bundle\n")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_HINT = "name another --pr-repo, or leave it out for the pinned repository"
 _SOUGHT = "an https URL, the path of a local clone, or a bundle file"
 
 
@@ -59,11 +60,11 @@ def parse_remote(repository: str) -> Remote:
     Raises UsageError for other transports, for names that git would read as options, and for absent paths.
     """
     if not repository or repository.startswith("-") or any(not c.isprintable() for c in repository):
-        raise UsageError("not a repository", sought=_SOUGHT, found=repr(repository))
+        raise UsageError("not a repository", sought=_SOUGHT, hint=_HINT, found=repr(repository))
     try:
         return _local(Path(repository)) if "://" not in repository else _url(repository)
     except (ValueError, OSError, RuntimeError) as error:  # a malformed URL, an unreadable path, a loop of links
-        raise UsageError("not a repository", sought=_SOUGHT, found=f"{repository!r}: {error}") from error
+        raise UsageError("not a repository", sought=_SOUGHT, hint=_HINT, found=f"{repository!r}: {error}") from error
 
 
 def _url(repository: str) -> Remote:
@@ -74,7 +75,9 @@ def _url(repository: str) -> Remote:
         return Remote(repository, "https")
     if parts.scheme == "http" and parts.hostname in _LOOPBACK:
         return Remote(repository, "http")
-    raise UsageError("this transport is not allowed", sought=_SOUGHT, found=f"{parts.scheme}://{parts.hostname or ''}")
+    raise UsageError(
+        "this transport is not allowed", sought=_SOUGHT, hint=_HINT, found=f"{parts.scheme}://{parts.hostname or ''}"
+    )
 
 
 def _local(path: Path) -> Remote:
@@ -85,5 +88,5 @@ def _local(path: Path) -> Remote:
         with place.open("rb") as stream:
             if stream.read(len(_BUNDLE_MAGIC[0])) in _BUNDLE_MAGIC:
                 return Remote(str(place), "file", is_bundle=True)
-        raise UsageError("not a git bundle", path=str(path), sought=_SOUGHT)
-    raise UsageError("no such repository", path=str(path), sought=_SOUGHT)
+        raise UsageError("not a git bundle", path=str(path), sought=_SOUGHT, hint=_HINT)
+    raise UsageError("no such repository", path=str(path), sought=_SOUGHT, hint=_HINT)

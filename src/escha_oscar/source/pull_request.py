@@ -156,7 +156,8 @@ def _require_files(found: _Files, remote: Remote, wanted: fetch.Wanted) -> None:
 
 def _commit(text: str) -> str:
     if not is_object_id(text):
-        raise UsageError("not a full commit id", sought="40 lower-case hex digits", found=repr(text))
+        hint = "git rev-parse COMMIT prints it; without --pr-commit the pinned one is taken"
+        raise UsageError("not a full commit id", sought="40 lower-case hex digits", found=repr(text), hint=hint)
     return text
 
 

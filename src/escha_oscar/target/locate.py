@@ -14,6 +14,8 @@ from escha_oscar.target.owner import Distribution, find_owner
 from escha_oscar.target.search import (
     PACKAGE,
     inherited_path,
+    no_package,
+    no_such_folder,
     offers,
     refuse_foreign_owner,
     refuse_shadow,
@@ -58,12 +60,10 @@ def _located(site_packages: Path | None, python: Path, allow_upstream: bool, for
 
 def _given(folder: Path) -> Path:
     if not folder.is_dir():
-        raise TargetError("no such directory", path=str(folder), sought="a site-packages directory")
+        raise no_such_folder(folder)
     root = folder.resolve()
     if not (root / PACKAGE).exists() and not any(root.glob("*.dist-info")):
-        inner = sorted(root.glob("lib/python3*/site-packages"))
-        hint = f"--site-packages {inner[0]}" if inner else "name the folder that holds sglang/ with --site-packages"
-        raise TargetError(f"no {PACKAGE}/ here", path=str(root), sought=f"{PACKAGE}/ and its *.dist-info", hint=hint)
+        raise no_package(root)
     return root
 
 

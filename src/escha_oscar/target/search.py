@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,12 @@ def search_path(python: Path, *, trusted_only: bool) -> tuple[Path, ...]:
     Raises TargetError where it is absent or does not answer.
     """
     if not python.is_file() or not os.access(python, os.X_OK):
-        raise TargetError("no such interpreter", path=str(python), sought="an executable python")
+        raise TargetError(
+            "no such interpreter",
+            path=str(python),
+            sought="an executable python",
+            hint="name the environment's own, as --python /opt/escha/bin/python",
+        )
     if trusted_only:
         refuse_foreign_owner(python)
     try:
@@ -39,9 +45,29 @@ def search_path(python: Path, *, trusted_only: bool) -> tuple[Path, ...]:
         return tuple(Path(entry) for entry in entries)
     except subprocess.CalledProcessError as error:
         words = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise TargetError("the interpreter failed", path=str(python), found=words[:300]) from error
+        hint = f"{shlex.quote(str(python))} -c 'import sys' has to work first"
+        raise TargetError("the interpreter failed", path=str(python), found=words[:300], hint=hint) from error
     except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
-        raise TargetError("the interpreter did not answer", path=str(python), found=str(error)[:300]) from error
+        hint = "name the environment's own python, or its folder with --site-packages DIR"
+        found = str(error)[:300]
+        raise TargetError("the interpreter did not answer", path=str(python), found=found, hint=hint) from error
+
+
+def no_such_folder(folder: Path) -> TargetError:
+    """Return the error for a site-packages that is not there."""
+    return TargetError(
+        "no such directory",
+        path=str(folder),
+        sought="a site-packages directory",
+        hint="""this prints it: /opt/escha/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'""",
+    )
+
+
+def no_package(root: Path) -> TargetError:
+    """Return the error for a folder without the package; names the site-packages below it where it is a prefix."""
+    inner = sorted(root.glob("lib/python3*/site-packages"))
+    hint = f"--site-packages {inner[0]}" if inner else "name the folder that holds sglang/ with --site-packages"
+    return TargetError(f"no {PACKAGE}/ here", path=str(root), sought=f"{PACKAGE}/ and its *.dist-info", hint=hint)
 
 
 def inherited_path() -> tuple[Path, ...]:

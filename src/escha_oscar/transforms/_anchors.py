@@ -28,7 +28,7 @@ def one(found: Sequence[NodeT], sought: str, path: str, line: int | None = None)
         line=line,
         sought=sought,
         found="nothing" if not found else f"{len(found)} matches",
-        hint="escha-oscar mapping --site-packages DIR",
+        hint="escha-oscar status (was the file edited? if not, report this with --json)",
     )
 
 

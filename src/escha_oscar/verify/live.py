@@ -56,7 +56,7 @@ def _base(url: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.query or parts.fragment or parts.username:
-        raise UsageError("not a server address", found=url[:100], sought="http://127.0.0.1:30000")
+        raise UsageError("not a server address", found=url[:100], hint="name it as --url http://127.0.0.1:30000")
     return url.rstrip("/")
 
 
