@@ -13,6 +13,7 @@ from escha_oscar.merge.plan import Options, Sources, build_plan
 from escha_oscar.model import Plan, Report, Target
 from escha_oscar.progress import Progress
 from escha_oscar.target import record
+from escha_oscar.target.drift import differing
 from escha_oscar.tree import DiskTree, Tree, planned
 from escha_oscar.verify.static import check_tree
 
@@ -35,7 +36,7 @@ def prepare(target: Target, sources: Sources, options: Options, progress: Progre
     """
     tree = pristine_tree(target.site_packages)
     plan = build_plan(target, tree, sources, options, progress, requirements(target))
-    edited = edited_files(plan, tree)
+    edited = _edited(plan, tree)
     if edited and not force:
         raise DriftError(
             f"edited since the wheel was installed: {', '.join(edited)}",
@@ -65,12 +66,11 @@ def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None
     return Outcome(plan, prepared.report, applied)
 
 
-def edited_files(plan: Plan, tree: Tree) -> list[str]:
-    """Return the planned files whose bytes are not those that RECORD states; rows without a hash say nothing."""
+def _edited(plan: Plan, tree: Tree) -> list[str]:
+    """Return the planned files whose bytes are not those that RECORD states."""
     data = tree.read(f"{plan.target.dist_info.name}/RECORD")
-    stated = {entry.key: entry.digest for entry in record.parse(data or b"") if entry.digest.startswith("sha256=")}
-    old = [file for file in plan.files if file.before is not None and file.path in stated]
-    return [file.path for file in old if stated[file.path] != record.digest(file.before or b"")]
+    before = {file.path: file.before for file in plan.files if file.before is not None}
+    return differing(record.parse(data or b""), before)
 
 
 def _require_planned(plan: Plan, site_packages: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from escha_oscar.cli import main
 from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.overlay import write_overlay
 from tests.support.environments import FILES, MERGED, POOL, RECORD, condition, make_environment, make_plan, snapshot
 
 
@@ -62,6 +64,37 @@ def test_no_such_directory_is_exit_3(tmp_path: Path, capsys: pytest.CaptureFixtu
     for command in ("revert", "recover"):
         assert main([command, "--site-packages", str(tmp_path / "none")]) == 3
         assert "no such directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["revert", "recover", "status", "verify"])
+def test_a_folder_without_package_and_state_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "venv"
+    inner = empty / "lib/python3.11/site-packages"
+    inner.mkdir(parents=True)
+    for folder, hint in ((empty, f"--site-packages {inner}"), (inner, "name the folder that holds sglang/")):
+        assert main([command, "--site-packages", str(folder)]) == 3
+        said = capsys.readouterr().err
+        assert f"{folder}: no sglang/ here" in said and f"next: {hint}" in said
+        assert list(inner.iterdir()) == []
+
+
+def test_what_an_uninstalled_package_left_of_us_can_be_reverted(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree((site / RECORD).parent)
+    assert main(["revert", "--site-packages", str(site)]) == 0
+    assert "installed anew" in capsys.readouterr().out
+    assert list(site.iterdir()) == []
+
+
+def test_an_overlay_is_undone_by_removing_it(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadow = write_overlay(make_plan(site), site, tmp_path / "my overlay")
+    before = snapshot(shadow)
+    assert main(["revert", "--site-packages", str(shadow)]) == 2
+    said = capsys.readouterr().err
+    assert "an overlay is undone by removing its folder" in said and f"next: rm -r '{shadow}'" in said
+    assert snapshot(shadow) == before
 
 
 def test_recover_with_nothing_to_do(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,6 @@ def test_a_wheel_without_an_integration_is_named(tmp_path: Path, capsys: pytest.
     assert "wheel: escha 1.0.2+qwen3moe" in text
 
 
-def test_a_folder_without_the_package_is_not_called_pristine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--site-packages", str(tmp_path)]) == 3
-    assert "no sglang/ here" in capsys.readouterr().err
-
-
 def test_integrated_names_source_kernels_and_tool(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apply_plan(make_plan(site, commit="b" * 40))
     code, data, text = _status(site, capsys)
@@ -65,6 +59,15 @@ def test_modified_names_the_file(site: Path, capsys: pytest.CaptureFixture[str])
     assert "next: escha-oscar revert --force" in text
 
 
+def test_a_merge_by_hand_is_foreign_and_names_the_files(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / POOL).write_bytes(b"merged by hand\n")
+    code, data, text = _status(site, capsys)
+    assert (code, data["condition"], data["files"]) == (3, "foreign", {POOL: "edited"})
+    assert "no integration of this tool here" in text and f"edited: {POOL}" in text
+    assert "mapped files that differ from the wheel's RECORD: 1" in text
+    assert "next: escha-oscar verify" in text
+
+
 def test_overlay_names_the_installation(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data, _ = _status(write_overlay(make_plan(site), site, tmp_path / "overlay"), capsys)
     assert (code, data["condition"]) == (0, "overlay")
@@ -73,7 +76,8 @@ def test_overlay_names_the_installation(site: Path, tmp_path: Path, capsys: pyte
 
 def test_reinstalled_says_to_integrate(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apply_plan(make_plan(site))
-    (site / ".escha-oscar").rename(tmp_path / "gone")
+    shutil.rmtree(site)
+    shutil.copytree(make_environment(tmp_path / "again"), site, symlinks=True)
     code, data, text = _status(site, capsys)
     assert (code, data["condition"]) == (0, "reinstalled")
     assert "reinstalled, not integrated" in text
@@ -90,6 +94,6 @@ def test_a_damaged_state_is_one_line_with_exit_3(site: Path, capsys: pytest.Capt
 def test_a_hostile_folder_name_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = tmp_path / "a\x1b[31mb"
     (hostile / "sglang").mkdir(parents=True)
-    assert main(["status", "--site-packages", str(hostile)]) == 0
+    assert main(["status", "--site-packages", str(hostile)]) == 3
     out = capsys.readouterr().out
-    assert "\x1b" not in out and "pristine" in out
+    assert "\x1b" not in out and "foreign" in out

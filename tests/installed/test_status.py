@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,20 @@ import pytest
 from escha_oscar.errors import RecoveryError
 from escha_oscar.installed.apply import apply_plan, pristine_tree
 from escha_oscar.installed.status import Condition, FileCondition, read_status
-from tests.support.environments import MERGED, PLACED, POOL, RECORD, make_environment, make_plan, snapshot
+from tests.support.environments import (
+    ENVIRON,
+    INFO,
+    MERGED,
+    PLACED,
+    POOL,
+    RECORD,
+    SHARED,
+    make_environment,
+    make_plan,
+    snapshot,
+)  # fmt: skip
 
+COPIED = "sglang/QuantKernel/oscar_rotation_clip_int2_kv.py"
 JOURNAL = ".escha-oscar/journal"
 
 
@@ -24,6 +38,49 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_a_fresh_wheel_is_pristine(site: Path) -> None:
+    assert read_status(site).condition is Condition.PRISTINE
+
+
+def _edit(site: Path) -> None:
+    (site / ENVIRON).write_bytes(b"edited\n")
+
+
+def _merge_by_hand(site: Path) -> None:
+    (site / COPIED).parent.mkdir()
+    (site / COPIED).write_bytes(b"def store(): ...\n")
+
+
+def _lose_the_state(site: Path) -> None:
+    apply_plan(make_plan(site))
+    shutil.rmtree(site / ".escha-oscar")
+
+
+def _lose_the_owner(site: Path) -> None:
+    shutil.rmtree(site / INFO)
+
+
+@pytest.mark.parametrize(
+    ("work", "named", "detail"),
+    [
+        (_edit, [ENVIRON], "mapped files that differ from the wheel's RECORD: 1"),
+        (_merge_by_hand, [COPIED], "mapped files that differ from the wheel's RECORD: 1"),
+        (_lose_the_state, [], "RECORD lists an integration, but its state is gone"),
+        (_lose_the_owner, [], "not comparable with the wheel: sglang/ belongs to no distribution"),
+    ],
+    ids=["edited", "merged by hand", "state lost", "no owner"],
+)
+def test_what_is_not_the_wheel_by_its_record_is_not_called_pristine(
+    site: Path, work: Callable[[Path], None], named: list[str], detail: str
+) -> None:
+    work(site)
+    found = read_status(site)
+    assert (found.condition, found.detail) == (Condition.FOREIGN, detail)
+    assert [file.path for file in found.deviating] == named
+
+
+def test_an_edit_outside_of_the_mapping_is_no_concern(site: Path) -> None:
+    (site / SHARED).unlink()
+    (site / "sglang/__init__.py").write_bytes(b"edited\n")
     assert read_status(site).condition is Condition.PRISTINE
 
 

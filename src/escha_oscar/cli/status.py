@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from escha_oscar.cli._environment import environment, environment_options
+from escha_oscar.cli._hints import next_command
 from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
 from escha_oscar.errors import ExitCode, TargetError
 from escha_oscar.installed.status import Condition, Status, read_status
 from escha_oscar.target.locate import locate
-from escha_oscar.target.search import PACKAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _MEANING = {
     Condition.PRISTINE: "pristine: no integration here",
+    Condition.FOREIGN: "foreign: no integration of this tool here, and not the wheel as it was installed",
     Condition.INTEGRATED: "integrated",
     Condition.MODIFIED: "modified: files differ from what the integration wrote",
     Condition.REINSTALLED: "reinstalled, not integrated: the wheel was installed anew since the integration",
@@ -29,11 +30,13 @@ _MEANING = {
     Condition.OVERLAY: "overlay: a shadow tree, integrated",
 }
 _NEXT = {
+    Condition.FOREIGN: "escha-oscar verify",
     Condition.MODIFIED: "escha-oscar revert --force (keeps a copy of each), then escha-oscar integrate",
     Condition.REINSTALLED: "escha-oscar integrate",
     Condition.INTERRUPTED: "escha-oscar recover",
 }
 _CODES = {
+    Condition.FOREIGN: ExitCode.TARGET,
     Condition.MODIFIED: ExitCode.TARGET,
     Condition.INTERRUPTED: ExitCode.RECOVERY_NEEDED,
 }
@@ -43,9 +46,9 @@ _CODES = {
 @environment_options
 @json_option
 def status(site_packages: Path | None, python: Path | None, as_json: bool) -> int:
-    """Say what is installed: pristine, integrated, modified, interrupted, reinstalled or an overlay.
+    """Say what is installed: pristine, integrated, modified, foreign, interrupted, reinstalled or an overlay.
 
-    Exits 0, with 3 where files were modified, with 7 where an interrupted run has to be resolved.
+    Exits 0, with 3 where files were modified or merged by others, with 7 where an interrupted run has to be resolved.
     """
     found = _with_wheel(read_status(environment(site_packages, python, for_writing=False)))
     code = _CODES.get(found.condition, ExitCode.OK)
@@ -58,12 +61,6 @@ def _with_wheel(found: Status) -> Status:
     """Return ``found`` with the wheel's name and version where no integration has recorded them."""
     if found.distribution is not None:
         return found
-    if not (found.site_packages / PACKAGE).is_dir() and found.condition is Condition.PRISTINE:
-        raise TargetError(
-            f"no {PACKAGE}/ here",
-            path=str(found.site_packages),
-            hint="name the folder that holds sglang/ with --site-packages",
-        )
     try:
         target = locate(site_packages=found.site_packages, python=None, allow_upstream=True, for_writing=False)
     except TargetError:
@@ -83,7 +80,7 @@ def _record(found: Status) -> dict[str, Any]:
         "version": found.version,
         "files": {file.path: file.condition.value for file in found.files},
         "detail": found.detail,
-        "hint": _NEXT.get(found.condition),
+        "hint": next_command(_NEXT.get(found.condition)),
     }
 
 
@@ -102,4 +99,4 @@ def _print(console: Console, found: Status) -> None:
     for file in found.deviating:
         line(console, f"  {file.condition.value}: {file.path}")
     if found.condition in _NEXT:
-        line(console, f"next: {_NEXT[found.condition]}")
+        line(console, f"next: {next_command(_NEXT[found.condition])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -11,8 +12,9 @@ from escha_oscar.disk import bytecode
 from escha_oscar.disk.fsops import Kind, Root
 from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.disk.signals import Deferred
-from escha_oscar.errors import DriftError
+from escha_oscar.errors import DriftError, UsageError
 from escha_oscar.installed import apply, decide, memory, recovery, state
+from escha_oscar.installed.shadow import is_shadow
 from escha_oscar.installed.state import State
 from escha_oscar.installed.status import FileCondition, condition_of, is_replaced
 from escha_oscar.progress import NoProgress, Progress
@@ -45,10 +47,13 @@ def revert(
 
     Edited files are refused with DriftError, or with ``force`` saved aside first. Files of a wheel that was installed
     since are never overwritten. Raises ApplyError or StoppedError (both: integrated as before), LockedError,
-    TargetError for damaged backups (nothing written), RecoveryError.
+    TargetError for damaged backups (nothing written), RecoveryError, UsageError for an overlay (nothing touched).
     """
     progress = progress or NoProgress()
     root = Root(site_packages)
+    if is_shadow(root.path):
+        where = shlex.quote(str(root.path))
+        raise UsageError("an overlay is undone by removing its folder", path=str(root.path), hint=f"rm -r {where}")
     if not root.full(STATE_DIR).exists():
         memory.forget(root)
         return RevertSummary(Outcome.NOTHING)

@@ -8,16 +8,19 @@ from pathlib import Path
 
 from escha_oscar.disk import journal, lock
 from escha_oscar.disk.fsops import Image, Kind, Root
-from escha_oscar.errors import RecoveryError
+from escha_oscar.errors import RecoveryError, TargetError
 from escha_oscar.installed import memory, shadow, state
 from escha_oscar.installed.state import FileEntry, State
 from escha_oscar.model import SourceId
+from escha_oscar.target.drift import compare
+from escha_oscar.target.search import PACKAGE, no_package
 
 
 class Condition(str, Enum):
-    """The condition of an environment."""
+    """The condition of an environment; FOREIGN has no record of ours and is not known to be the wheel's either."""
 
     PRISTINE = "pristine"
+    FOREIGN = "foreign"
     INTEGRATED = "integrated"
     MODIFIED = "modified"
     REINSTALLED = "reinstalled"
@@ -37,7 +40,7 @@ class FileCondition(str, Enum):
 
 @dataclass(frozen=True)
 class FileStatus:
-    """One file of the integration and how it stands."""
+    """One file of the integration, or of the mapping where there is none, and how it stands."""
 
     path: str
     condition: FileCondition
@@ -66,7 +69,8 @@ class Status:
 def read_status(site_packages: Path) -> Status:
     """Return what is installed in ``site_packages``.
 
-    Raises TargetError where the state is damaged, UnreadableError where this user may not read it.
+    Raises TargetError where the state is damaged or there is neither package nor state, UnreadableError where this user
+    may not read it.
     """
     root = Root(site_packages)
     if shadow.is_shadow(root.path):
@@ -127,8 +131,23 @@ def _unfinished(root: Root) -> _Unfinished | None:
 
 
 def _unintegrated(root: Root, detail: str) -> Status:
-    """Tell an environment whose wheel was installed anew, state and all, from one that never was integrated."""
-    note = memory.recall(root) if not detail and root.full("sglang").is_dir() else None
+    """Tell apart, by RECORD, a wheel as it was installed from one that was merged or edited without a record of ours.
+
+    Of the former the note outside tells one whose wheel was installed anew, state and all.
+    """
+    if not root.full(PACKAGE).exists():
+        raise no_package(root.path)
+    try:
+        wheel = compare(root.path)
+    except TargetError as error:
+        return Status(Condition.FOREIGN, root.path, detail=f"not comparable with the wheel: {error.message}")
+    if journal.STATE_FILE in wheel.listed:
+        return Status(Condition.FOREIGN, root.path, detail="RECORD lists an integration, but its state is gone")
+    if wheel.differing:
+        files = tuple(FileStatus(path, FileCondition.EDITED) for path in wheel.differing)
+        detail = f"mapped files that differ from the wheel's RECORD: {len(files)}"
+        return Status(Condition.FOREIGN, root.path, files=files, detail=detail)
+    note = memory.recall(root) if not detail else None
     if note is None:
         return Status(Condition.PRISTINE, root.path, detail=detail)
     detail = "the wheel was installed anew and took the integration with it"

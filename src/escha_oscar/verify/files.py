@@ -13,10 +13,8 @@ from escha_oscar.installed.status import Condition, FileCondition, FileStatus, S
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Finding, Report
-from escha_oscar.target import record
 from escha_oscar.target.owner import find_owner
 from escha_oscar.target.search import offers, same
-from escha_oscar.tree import DiskTree
 from escha_oscar.verify.codes import finding
 
 _LEFTOVERS = (".orig", ".rej", ".bak")
@@ -127,7 +125,20 @@ def _condition(status: Status) -> Iterator[Finding]:
             hint="wait, then escha-oscar verify",
         )
     elif condition is Condition.PRISTINE:
-        yield from _unrecorded(status.site_packages)
+        yield finding(
+            "not-merged-yet",
+            "not merged: files equal the wheel's",
+            expected="merged files",
+            found="the wheel's own, by RECORD",
+            hint="escha-oscar integrate --dry-run",
+        )
+    elif condition is Condition.FOREIGN:
+        names = ", ".join(file.path.rpartition("/")[2] for file in status.files)
+        yield finding(
+            "no-record",
+            "merged by hand or by another tool: there are no recorded hashes to compare",
+            found=f"changed from the wheel: {names}" if names else status.detail,
+        )
 
 
 def _as_found(site_packages: Path, file: FileStatus) -> FileStatus:
@@ -146,47 +157,6 @@ def _deviating(file: FileStatus, hint: str) -> Finding:
         found="no such file" if file.condition is FileCondition.MISSING else file.condition.value,
         hint=hint,
     )
-
-
-def _unrecorded(site_packages: Path) -> Iterator[Finding]:
-    """Judge a tree without a record of ours by the wheel's own RECORD."""
-    owner = _owner(site_packages)
-    differing = _differing(site_packages, owner) if owner is not None else None
-    if differing == []:
-        yield finding(
-            "not-merged-yet",
-            "not merged: files equal the wheel's",
-            expected="merged files",
-            found="the wheel's own, by RECORD",
-            hint="escha-oscar integrate --dry-run",
-        )
-        return
-    names = ", ".join(path.rpartition("/")[2] for path in differing or ())
-    yield finding(
-        "no-record",
-        "merged by hand or by another tool: there are no recorded hashes to compare",
-        found=f"changed from the wheel: {names}" if names else "no RECORD of the wheel either",
-    )
-
-
-def _owner(site_packages: Path) -> Path | None:
-    try:
-        return find_owner(site_packages).dist_info
-    except TargetError:
-        return None
-
-
-def _differing(site_packages: Path, dist_info: Path) -> list[str]:
-    """Return the mapped files whose bytes differ from RECORD, or that RECORD does not list."""
-    tree = DiskTree(site_packages)
-    try:
-        rows = record.parse((dist_info / "RECORD").read_bytes())
-    except (OSError, TargetError):
-        return []
-    known = {row.key: row.digest for row in rows}
-    paths = [path for row in (*copies(), *merges()) for path in row.wheel_paths]
-    present = {path: data for path in paths if (data := tree.read(path)) is not None}
-    return [path for path, data in present.items() if known.get(path) != record.digest(data)]
 
 
 def _shadows(site_packages: Path, search_path: Sequence[Path]) -> Iterator[Finding]:
