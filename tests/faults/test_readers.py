@@ -128,19 +128,25 @@ def test_a_reader_changes_nothing(site: Path, capsys: pytest.CaptureFixture[str]
     assert {path: path.lstat().st_mtime_ns for path in site.rglob("*")} == before
 
 
-def test_an_overlay_of_what_may_only_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["of another user", "closed to writing for all"])
+def test_an_overlay_of_what_may_only_be_read(closed: bool, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = make_site_packages(folder, forks.OLD)
+    if closed:
+        for path in (site, *site.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
     place = folder / "overlays"
     place.mkdir()
     place.chmod(0o777)
     before = snapshot(site)
-    words = ("integrate", "--source", "bundled", "--site-packages", str(site), "--overlay", str(place / "one"))
-    code, data = command(capsys, *words)
-    assert (code, data["overlay"]) == (0, str(place / "one"))
+    words = ("integrate", "--source", "bundled", "--site-packages", str(site), "--overlay")
+    for _ in range(2):  # the second replaces the first
+        code, data = command(capsys, *words, str(place / "one"))
+        assert (code, data.get("overlay")) == (0, str(place / "one")), data
+    assert [path.name for path in place.iterdir()] == ["one"]
     assert snapshot(site) == before
     (site / STATE_DIR).mkdir()
     (site / JOURNAL_FILE).write_bytes(b"torn")
-    code, data = command(capsys, *words[:-1], str(place / "two"))
+    code, data = command(capsys, *words, str(place / "two"))
     assert code == 7
     assert "damaged" in str(data["error"])
-    assert not (place / "two").exists()
+    assert [path.name for path in place.iterdir()] == ["one"]

@@ -43,6 +43,7 @@ def write_overlay(
     except OSError as error:
         raise _not_written(error) from error
     finally:
+        _open_folders(building)
         shutil.rmtree(building, ignore_errors=True)
     return dest
 
@@ -100,6 +101,7 @@ def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None
     progress.step("copying the package")
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(source / _PACKAGE, building / _PACKAGE, ignore=ignore)
+    _open_folders(building)
     _take_back(plan, source, building)
     progress.step("laying the merged files over it")
     for count, file in enumerate(plan.files, start=1):
@@ -110,6 +112,12 @@ def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None
             raise OSError(5, "a file read back differs from what was written", str(target))
         progress.advance(count, len(plan.files))
     fsops.atomic_write(building / MARKER, encode(_shadow(plan, source, building)), mode=0o644)
+
+
+def _open_folders(tree: Path) -> None:
+    """Let the owner write in folders that were copied from a read-only installation."""
+    for folder in (Path(name) for name, _, _ in os.walk(tree)):
+        folder.chmod(folder.stat().st_mode | 0o700)
 
 
 def _take_back(plan: Plan, source: Path, building: Path) -> None:
