@@ -16,6 +16,7 @@ from escha_oscar.integrate import Outcome, carry_out, prepare
 from escha_oscar.merge.plan import Options, Sources
 from escha_oscar.progress import Progress
 from escha_oscar.target.locate import locate
+from escha_oscar.target.record import is_record
 from escha_oscar.target.unpack import unpack_wheel
 from escha_oscar.tree import DiskTree
 from escha_oscar.verify.static import check_tree
@@ -88,8 +89,8 @@ class Demo:
             if not outcome.report.ok:
                 raise _failed("the merged tree did not pass verification", outcome.report.findings[0].message)
             kinds = [file.change.value for file in outcome.plan.files]
-            step.result = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-            step.result += f" ({outcome.plan.source.description})"
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            step.result = f"{len(kinds)} files: {counts} ({outcome.plan.source.description})"
         return outcome
 
     def _verify(self, site: Path, outcome: Outcome) -> None:
@@ -120,7 +121,8 @@ class Demo:
     def _revert(self, site: Path) -> None:
         with self._step("revert") as step:
             summary = revert(site, force=False, progress=self.progress)
-            step.result = f"{len(summary.restored)} files put back, {len(summary.removed)} removed"
+            restored = [path for path in summary.restored if not is_record(path)]
+            step.result = f"{len(restored)} files put back, {len(summary.removed)} removed"
 
     def _compare(self, site: Path, before: str) -> None:
         with self._step("compare") as step:

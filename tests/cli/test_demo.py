@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar import demo as library
+from escha_oscar.cli import demo as command
 from escha_oscar.cli import main
 from escha_oscar.demo import Demo, Step
 from escha_oscar.errors import SourceError
@@ -99,6 +100,20 @@ def test_bad_options_are_refused(
 ) -> None:
     assert main(["demo", "--source", "bundled", *options]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [b"text", b"PK\x05\x06" + bytes(18)], ids=["no archive", "an empty one"])
+def test_a_file_that_is_no_wheel_is_refused_before_anything_is_fetched(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "sources_or_bundled", None)
+    bad = tmp_path / "sglang-0.5.9-py3-none-any.whl"
+    bad.write_bytes(data)
+    kept = tmp_path / "kept"
+    assert main(["demo", "--wheel", str(bad), "--keep", str(kept)]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith(f"error[target]: {bad}: not a") and "--wheel" in err.splitlines()[-1]
+    assert not kept.exists()
 
 
 def test_a_download_that_fails_is_exit_5(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

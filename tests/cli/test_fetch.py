@@ -100,8 +100,9 @@ def parsed(*argv):
 
 def test_the_source_options_come_as_one_record():
     assert parsed("--other", "x") == (SourceOptions(PIN.repository, PIN.commit, "python"), "x")
-    chosen, _ = parsed("--source", "bundled", "--offline", "--pr-repo", "r", "--pr-commit", "c", "--pr-prefix", "p")
-    assert chosen == SourceOptions("r", "c", "p", kind="bundled", offline=True)
+    chosen, _ = parsed("--source", "pr", "--offline", "--pr-repo", "r", "--pr-commit", "c", "--pr-prefix", "p")
+    assert chosen == SourceOptions("r", "c", "p", kind="pr", offline=True)
+    assert parsed("--source", "bundled", "--offline")[0].kind == "bundled"
 
 
 def test_either_source_opens(pull):

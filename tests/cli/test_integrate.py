@@ -65,7 +65,7 @@ def test_a_second_run_has_nothing_to_do(integrate: Integrate, site: Path) -> Non
     integrate()
     before = snapshot(site)
     code, out, _ = integrate()
-    assert (code, out.splitlines()[-1]) == (0, "already integrated, nothing to do")
+    assert (code, out) == (0, f"target  escha 1.0.2+qwen3moe in {site}\nalready integrated, nothing to do\n")
     assert snapshot(site) == before
 
 
@@ -160,6 +160,25 @@ def test_strict_fails_where_the_pull_request_does_not_serve(integrate: Integrate
     assert (code, error["code"], error["sought"]) == (4, "symbol", "load_oscar_rotations")
     assert error["found"] == "a call does not fit: unknown keyword layer_ids"
     assert error["hint"] == f"escha-oscar integrate --source bundled --site-packages {site}"
+    assert snapshot(site) == before
+
+
+IDLE = {
+    "repository": ["--pr-repo", "https://host/r.git"],
+    "commit": ["--pr-commit", "a" * 40],
+    "prefix": ["--pr-prefix", "python"],
+    "strict": ["--strict"],
+}
+
+
+@pytest.mark.parametrize("options", IDLE.values(), ids=IDLE)
+def test_an_option_that_the_bundled_source_ignores_is_refused(
+    options: list[str], integrate: Integrate, site: Path
+) -> None:
+    before = snapshot(site)
+    code, out, err = integrate(*options)
+    assert (code, out) == (2, "")
+    assert options[0] in err and "--source bundled" in err and "  next: " in err
     assert snapshot(site) == before
 
 
@@ -264,7 +283,8 @@ def test_a_warning_of_the_target_is_printed(tmp_path: Path, capsys: pytest.Captu
     assert any(line.startswith("warning ") and "9.9.9" in line for line in capsys.readouterr().out.splitlines())
 
 
-def test_a_diff_on_a_terminal_is_coloured(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("no_color", [False, True], ids=["coloured", "NO_COLOR"])
+def test_a_diff_on_a_terminal_has_the_terminals_own_colours_and_no_background(site: Path, no_color: bool) -> None:
     import io
 
     from rich.console import Console
@@ -272,10 +292,16 @@ def test_a_diff_on_a_terminal_is_coloured(site: Path, monkeypatch: pytest.Monkey
     from escha_oscar.model import Change, Plan, PlannedFile, SourceId, Target
 
     target = Target(site, "escha", "1", site, "escha-moe")
-    plan = Plan(target, SourceId("pr", "it"), "native", (PlannedFile("sglang/x.py", Change.MERGE, b"a\n", b"b\n"),))
+    file = PlannedFile("sglang/x.py", Change.MERGE, b"a\nsame\n", "b\x1b[2J [bold]日本\nsame\n".encode())
+    plan = Plan(target, SourceId("pr", "it"), "native", (file,))
     stream = io.StringIO()
-    command.print_diff(Console(file=stream, force_terminal=True, width=80), plan)
-    assert "\x1b[" in stream.getvalue() and "sglang/x.py" in stream.getvalue()
+    terminal = Console(file=stream, force_terminal=True, color_system="standard", width=20, no_color=no_color)
+    command.print_diff(terminal, plan)
+    lines = stream.getvalue().splitlines()
+    for text, color in (("-a", 31), ("+b\\x1b[2J [bold]日本", 32), ("@@ -1,2 +1,2 @@", 36)):
+        assert (text if no_color else f"\x1b[{color}m{text}\x1b[0m") in lines
+    assert " same" in lines
+    assert not any("\x1b[4" in line or ";4" in line for line in lines)
 
 
 def test_an_outcome_that_only_was_prepared_says_nothing_to_do(site: Path) -> None:

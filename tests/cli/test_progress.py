@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
 
+from escha_oscar.cli import _progress
 from escha_oscar.cli._progress import progress_sink
 
 
@@ -22,10 +24,26 @@ def work(quiet: bool = False) -> None:
         progress.advance(5)
 
 
-def test_a_pipe_gets_a_line_per_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_a_line_per_step_and_no_counters(capsys: pytest.CaptureFixture[str]) -> None:
     work()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["first\\x1b[2J", *(f"  {n}/40" for n in range(4, 41, 4)), "second"]
+    assert capsys.readouterr().err.splitlines() == ["first\\x1b[2J", "second"]
+
+
+def test_a_step_that_took_long_says_so_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 104.9, 104.9, 140.0])
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+    work()
+    assert capsys.readouterr().err.splitlines() == ["first\\x1b[2J", "second", "  took 35 s"]
+
+
+def test_a_reader_that_has_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb", buffering=0) as raw:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))
+        work()
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from escha_oscar.cli._hints import typed_options
+from escha_oscar.errors import UsageError
 from escha_oscar.mapping import PIN
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class SourceOptions:
     offline: bool = False
 
 
+_PR_ONLY = ("--pr-repo", "--pr-commit", "--pr-prefix", "--strict")
 _PR = (
     click.option("--pr-repo", default=PIN.repository, metavar="URL|PATH", help="Another repository, clone or bundle."),
     click.option("--pr-commit", default=PIN.commit, metavar="SHA", help="Another commit, 40 hex digits."),
@@ -74,10 +77,23 @@ def open_pull_request(options: SourceOptions, progress: Progress | None = None) 
     )  # fmt: skip
 
 
+def _refuse_idle(source: SourceOptions) -> None:
+    """Refuse options that only a pull request heeds, where the source is another."""
+    typed = typed_options(click.get_current_context())
+    idle = next((option for option in _PR_ONLY if option in typed), None)
+    if source.kind == "bundled" and idle is not None:
+        raise UsageError(
+            f"{idle} has no effect with --source bundled: it is about the pull request",
+            hint="leave one of the two out",
+        )
+
+
 def _collected(command: Command, options: Sequence[Callable[[Command], Command]], names: Sequence[str]) -> Command:
     @functools.wraps(command)
     def gathered(**kwargs: Any) -> Any:
-        return command(source=SourceOptions(**{name: kwargs.pop(name) for name in names}), **kwargs)
+        source = SourceOptions(**{name: kwargs.pop(name) for name in names})
+        _refuse_idle(source)
+        return command(source=source, **kwargs)
 
     decorated: Command = gathered
     for option in reversed(options):

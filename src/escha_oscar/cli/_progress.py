@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from escha_oscar.progress import NoProgress, Progress
 if TYPE_CHECKING:
     import rich.progress
 
+_LONG_S = 5.0
+
 
 @contextlib.contextmanager
 def progress_sink(*, quiet: bool = False) -> Iterator[Progress]:
@@ -20,7 +23,9 @@ def progress_sink(*, quiet: bool = False) -> Iterator[Progress]:
     if quiet:
         yield NoProgress()
     elif not sys.stderr.isatty():
-        yield PlainProgress()
+        plain = PlainProgress()
+        yield plain
+        plain.end()
     else:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
@@ -31,25 +36,31 @@ def progress_sink(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 class PlainProgress:
-    """One line per step, then one per tenth of it."""
+    """One line when a step begins, and one when it ends after a while."""
 
     def __init__(self) -> None:
-        self._tenths = 0
+        self._began: float | None = None
 
     def step(self, text: str) -> None:
         """Begin a named step."""
-        self._tenths = 0
+        self.end()
+        self._began = time.monotonic()
         self._line(text)
 
     def advance(self, done: int, total: int | None = None) -> None:
-        """Print when another tenth is done."""
-        if total and done * 10 // total > self._tenths:
-            self._tenths = done * 10 // total
-            self._line(f"  {done}/{total}")
+        """Ignore the advance: a log wants no counters."""
+
+    def end(self) -> None:
+        """End the last step."""
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        if seconds >= _LONG_S:
+            self._line(f"  took {seconds:.0f} s")
+        self._began = None
 
     def _line(self, text: str) -> None:
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads any more: no reason to undo the work
+            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.flush()
 
 
 class RichProgress:

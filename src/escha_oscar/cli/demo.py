@@ -37,9 +37,12 @@ def demo(source: SourceOptions, base: str, wheel: Path | None, keep: Path | None
     """
     from escha_oscar.demo import Demo
     from escha_oscar.target.stock_wheel import download_stock_wheel
+    from escha_oscar.target.unpack import require_wheel
 
     if wheel is not None and not wheel.is_file():
-        raise UsageError("no such wheel file", path=str(wheel))
+        raise UsageError("no such wheel file", path=str(wheel), hint=f"escha-oscar demo --base {base} (downloads one)")
+    if wheel is not None:
+        require_wheel(wheel)  # before anything is fetched
     out = Output("demo", as_json)
     with progress_sink(quiet=as_json) as progress, _folder(keep) as folder:
         sources, note = sources_or_bundled(source, progress)
@@ -72,7 +75,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
             yield Path(name)
         return
     if keep.exists():
-        raise UsageError("the folder to keep must be new", path=str(keep))
+        raise UsageError("the folder to keep must be new", path=str(keep), hint="name one that does not exist yet")
     keep.mkdir(parents=True)
     yield keep
 

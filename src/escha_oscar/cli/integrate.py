@@ -12,7 +12,7 @@ import click
 from escha_oscar.cli._hints import next_command
 from escha_oscar.cli._options import SourceOptions, open_source, source_options
 from escha_oscar.cli._progress import progress_sink
-from escha_oscar.cli._render import Output, json_option
+from escha_oscar.cli._render import Output, json_option, printable
 from escha_oscar.cli._table import line, table
 from escha_oscar.errors import ExitCode
 from escha_oscar.mapping.wheels import KERNELS_DIR
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Choice(["native", "pr"]),
     default="native",
     show_default=True,
-    help="The kernels that run unless SGLANG_OSCAR_KERNELS says otherwise.",
+    help="Ours, or the source's (bundled: adapters of ours); SGLANG_OSCAR_KERNELS overrides it at run time.",
 )
 @click.option("--strict", is_flag=True, help="Fail where a symbol cannot come from the pull request.")
 @click.option(
@@ -136,20 +136,31 @@ def print_diff(console: Console, plan: Plan) -> None:
 
     text = unified(plan)
     if console.is_terminal:
-        from rich.syntax import Syntax
+        from rich.text import Text
 
-        console.print(Syntax(text, "diff", background_color="default"))
+        lines = (Text(line, style=_diff_style(line), end="") for line in printable(text).splitlines(keepends=True))
+        console.print(Text().join(lines), soft_wrap=True, end="")
     else:
         console.file.write(text)
+
+
+def _diff_style(text: str) -> str:
+    """Return the style of one line of a diff: the terminal's own colours, which fit its background."""
+    if text.startswith(("diff ", "--- ", "+++ ")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
 
 
 def print_outcome(console: Console, outcome: Outcome, *, dry_run: bool) -> None:
     """Print target, source, files, where symbols came from, repairs, findings, and what to do next."""
     plan = outcome.plan
     line(console, f"target  {plan.target.distribution} {plan.target.version} in {plan.target.site_packages}")
-    line(console, f"source  {plan.source.description}")
     for warning in plan.warnings:
         line(console, f"warning {warning}")
+    if outcome.applied is not None and outcome.applied.already:
+        line(console, _verdict(outcome, dry_run))
+        return
+    line(console, f"source  {plan.source.description}")
     _print_files(console, plan)
     _print_symbols(console, plan)
     if plan.repairs:

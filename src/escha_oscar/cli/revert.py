@@ -14,6 +14,7 @@ from escha_oscar.cli._table import line
 from escha_oscar.installed import recovery as recovering
 from escha_oscar.installed import revert as reverting
 from escha_oscar.installed.revert import Outcome, RevertSummary
+from escha_oscar.target.record import is_record
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +73,8 @@ def _print(console: Console, root: Path, done: RevertSummary) -> None:
         return
     if done.outcome is Outcome.REINSTALLED:
         line(console, "the wheel was installed anew since: its files were left alone, what this tool added was removed")
-    line(console, f"put back {len(done.restored)} files, removed {len(done.removed)}")
+    restored = [path for path in done.restored if not is_record(path)]
+    line(console, f"put back {len(restored)} files, removed {len(done.removed)}")
     for path in done.saved:
         line(console, f"edited copy kept: {root / path}")
     line(console, _RESTART)

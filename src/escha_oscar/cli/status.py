@@ -15,6 +15,7 @@ from escha_oscar.cli._table import line
 from escha_oscar.errors import ExitCode, TargetError
 from escha_oscar.installed.status import Condition, Status, read_status
 from escha_oscar.target.locate import locate
+from escha_oscar.target.record import is_record
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,11 +89,12 @@ def _print(console: Console, found: Status) -> None:
     line(console, f"{found.site_packages}")
     line(console, _MEANING[found.condition] + (f" ({found.detail})" if found.detail else ""))
     if found.source is not None:
+        count = sum(not is_record(file.path) for file in found.files)
         commit = f", commit {found.source.commit}" if found.source.commit else ""
         line(console, f"  source: {found.source.description}{commit}")
         line(
             console,
-            f"  kernels: {found.kernels}, written by escha-oscar {found.tool_version}, {len(found.files)} files",
+            f"  kernels: {found.kernels}, written by escha-oscar {found.tool_version}, {count} files",
         )
     if found.distribution is not None:
         line(console, f"  wheel: {found.distribution} {found.version}")

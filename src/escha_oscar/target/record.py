@@ -20,6 +20,11 @@ from escha_oscar.tree import checked
 _REINSTALL = "reinstall the wheel: pip install --force-reinstall --no-deps WHEEL"
 
 
+def is_record(path: str) -> bool:
+    """Return whether ``path`` is a RECORD: changed with every integration, but no file of it."""
+    return path.endswith(".dist-info/RECORD")
+
+
 @dataclass(frozen=True)
 class Entry:
     """One row: its raw bytes with the line end, and its three fields as text (hash and size may be empty)."""

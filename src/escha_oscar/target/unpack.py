@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from escha_oscar.errors import TargetError
@@ -17,6 +19,7 @@ from escha_oscar.tree import checked
 MAX_BYTES = 16 * 2**30
 MAX_FILES = 200_000
 _CHUNK = 2**20
+_HINT = "name another file with --wheel, or leave it out to download one"
 _ROOTS = ("purelib", "platlib")
 #: Files that no RECORD can hold the hash of.
 _UNLISTED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -29,11 +32,22 @@ def unpack_wheel(wheel: Path, dest: Path) -> Path:
     headers and data files have no place in a bare folder and lose their RECORD rows.
     Raises TargetError for a file that is no wheel, members that leave ``dest``, links, duplicates and hash mismatches.
     """
+    with _explained(wheel), zipfile.ZipFile(wheel) as archive:
+        return _Unpacking(archive, str(wheel), dest).run()
+
+
+def require_wheel(wheel: Path) -> None:
+    """Raise TargetError, as ``unpack_wheel`` does, where the file's directory is not that of a wheel; writes nothing."""
+    with _explained(wheel), zipfile.ZipFile(wheel) as archive:
+        _Unpacking(archive, str(wheel), Path()).check()
+
+
+@contextlib.contextmanager
+def _explained(wheel: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            return _Unpacking(archive, str(wheel), dest).run()
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TargetError("not a readable wheel", path=str(wheel), found=str(error)) from error
+        raise TargetError("not a readable wheel", path=str(wheel), found=str(error), hint=_HINT) from error
     except OSError as error:
         place = error.filename or wheel
         raise TargetError(f"cannot unpack: {error.strerror or error}", path=str(place)) from error
@@ -48,8 +62,7 @@ class _Unpacking:
 
     def run(self) -> Path:
         """Check everything that can be checked first, then write."""
-        self._check()
-        info = self._dist_info()
+        info = self.check()
         raw = self.archive.read(f"{info}/RECORD")
         entries = record.parse(raw, name=f"{self.wheel}!{info}/RECORD")
         digests = {entry.path: entry.digest for entry in entries}
@@ -61,12 +74,17 @@ class _Unpacking:
         self._rewrite_record(info, entries)
         return self.dest / info
 
+    def check(self) -> str:
+        """Judge the list of members; return the name of the ``*.dist-info`` directory."""
+        self._check()
+        return self._dist_info()
+
     def _dist_info(self) -> str:
         names = {m.filename.removesuffix("/RECORD") for m in self.members if m.filename.endswith(".dist-info/RECORD")}
         names = {name for name in names if "/" not in name}
         if len(names) != 1:
             found = ", ".join(sorted(names)) or "none"
-            raise TargetError("not a wheel", path=self.wheel, sought="one *.dist-info/RECORD", found=found)
+            raise TargetError("not a wheel", path=self.wheel, sought="one *.dist-info/RECORD", found=found, hint=_HINT)
         return names.pop()
 
     def _check(self) -> None:
