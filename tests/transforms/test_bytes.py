@@ -84,8 +84,8 @@ def test_the_merge_of_a_shape_is_the_shape_of_the_merge(
     assert cst.parse_module(before).bytes == before
     after = merged(transform, before, context)  # type: ignore[arg-type]
     plain = merged(transform, text.encode(), context).decode()  # type: ignore[arg-type]
-    if shape in (SHAPES["trailing blanks"], SHAPES["tabs"]):
-        # New lines have no blanks at their ends, and those inside brackets are laid out with spaces.
+    if shape is SHAPES["trailing blanks"]:
+        # New lines have no blanks at their ends.
         assert [line.strip() for line in after.decode().splitlines()] == [line.strip() for line in plain.splitlines()]
     else:
         assert after == shape(plain)

@@ -11,6 +11,8 @@ import libcst as cst
 from escha_oscar.transforms._anchors import class_def, code, dotted, fields, method, nodes_of
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
+#: How the texts that transforms insert are indented.
+INDENT = "    "
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
@@ -20,10 +22,30 @@ def parse_body(text: str, module: cst.Module) -> list[Statement]:
     clean = (textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text).strip("\n") + "\n"
     newline = module.default_newline
     parsed = cst.parse_module(clean.replace("\n", newline), config=module.config_for_parsing)
+    if module.default_indent != INDENT:
+        parsed = parsed.visit(_Continued(module.default_indent))
     body = list(parsed.body)
     if parsed.header and body:
         body[0] = body[0].with_changes(leading_lines=[*parsed.header, *_leading(body[0])])
     return body
+
+
+class _Continued(cst.CSTTransformer):
+    """Indents the lines inside brackets as the module does; blocks take its indentation by themselves."""
+
+    def __init__(self, indent: str) -> None:
+        super().__init__()
+        self.indent = indent
+
+    def leave_ParenthesizedWhitespace(  # noqa: N802 - libcst calls it by this name
+        self, original_node: cst.ParenthesizedWhitespace, updated_node: cst.ParenthesizedWhitespace
+    ) -> cst.ParenthesizedWhitespace:
+        """Replace each four spaces before a line, or before a comment on a line of its own."""
+        empty = [line.with_changes(whitespace=self._fitted(line.whitespace)) for line in updated_node.empty_lines]
+        return updated_node.with_changes(empty_lines=empty, last_line=self._fitted(updated_node.last_line))
+
+    def _fitted(self, space: cst.SimpleWhitespace) -> cst.SimpleWhitespace:
+        return cst.SimpleWhitespace(space.value.replace(INDENT, self.indent))
 
 
 def _leading(node: cst.CSTNode) -> Sequence[cst.EmptyLine]:

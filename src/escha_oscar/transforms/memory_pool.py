@@ -19,6 +19,7 @@ from escha_oscar.transforms._anchors import (
     one,
 )
 from escha_oscar.transforms._edits import (
+    INDENT,
     add_arguments,
     add_element,
     add_methods,
@@ -191,15 +192,18 @@ def _store_early(function: cst.FunctionDef, module: cst.Module, path: str) -> cs
 
 
 def _edit_hybrid(owner: cst.ClassDef, module: cst.Module, path: str) -> cst.ClassDef:
-    owner = edit_method(owner, "__init__", path, lambda f: _inner_pool(add_parameters(f, _HYBRID_PARAMETERS), path))
+    owner = edit_method(
+        owner, "__init__", path, lambda f: _inner_pool(add_parameters(f, _HYBRID_PARAMETERS), module, path)
+    )
     owner = edit_method(owner, "set_kv_buffer", path, lambda f: _hybrid_store(f, module, path))
     return edit_method(owner, "get_v_head_dim", path, lambda f: prepend(f, parse_body(_HYBRID_V_HEAD_DIM, module)))
 
 
-def _inner_pool(function: cst.FunctionDef, path: str) -> cst.FunctionDef:
+def _inner_pool(function: cst.FunctionDef, module: cst.Module, path: str) -> cst.FunctionDef:
     calls = [n for n in find_all(function, _builds_mha_pool) if isinstance(n, cst.Call)]
     call = one(calls, "TokenToKVPoolClass(head_dim=..., ...)", path)
-    return replace_node(function, call, add_arguments(call, [_INNER_ARGUMENTS]))
+    arguments = _INNER_ARGUMENTS.replace(INDENT, module.default_indent)
+    return replace_node(function, call, add_arguments(call, [arguments]))
 
 
 def _builds_mha_pool(node: cst.CSTNode) -> bool:
