@@ -14,12 +14,15 @@ from escha_oscar.cli import integrate as command
 from escha_oscar.cli import main
 from escha_oscar.installed.status import Condition
 from escha_oscar.integrate import Outcome
+from escha_oscar.mapping import merges
 from escha_oscar.model import Finding, Report, Severity
 from tests.support import forks
 from tests.support.environments import condition, snapshot, without_state
 from tests.support.pr_tree import FILES
 from tests.support.pull_request import make_pull_repository
 from tests.support.wheels import make_site_packages
+
+MERGED = {path for row in merges() for path in row.wheel_paths}
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,35 @@ def test_a_run_says_what_it_did_and_what_comes_next(integrate: Integrate, site: 
     assert lines[-1].startswith("next: restart the server")
     assert "merging sglang/srt/environ.py" in err and "verifying the plan" in err
     assert condition(site) is Condition.INTEGRATED
+
+
+#: name -> a file of the wheel in another shape; ``patch`` and we must come to the same bytes.
+SHAPES: dict[str, Callable[[str], bytes]] = {
+    "utf-8": lambda text: f"{text}# Größe\n".encode(),
+    "latin-1": lambda text: f"# -*- coding: latin-1 -*-\n{text}# Größe\n".encode("latin-1", errors="replace"),
+    "carriage returns": lambda text: text.replace("\n", "\r\n").encode(),
+    "no final newline": lambda text: text.rstrip("\n").encode(),
+    "tabs": lambda text: text.replace("    ", "\t").encode(),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_diff_on_stdout_applied_by_patch_is_the_integration(
+    shape: Callable[[str], bytes], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    shaped = {path: shape(text) if path in MERGED else text for path, text in forks.OLD.items()}
+    site = make_site_packages(tmp_path / "integrated", shaped)
+    patched = make_site_packages(tmp_path / "patched", shaped) / "sglang"
+    words = ["integrate", "--source", "bundled", "--site-packages", str(site)]
+    assert main([*words, "--dry-run", "--diff"]) == 0
+    diff = capfdbinary.readouterr().out
+    assert main(words) == 0
+    subprocess.run(["patch", "-p1", "--silent", "--binary"], cwd=patched.parent, input=diff, check=True)
+    assert {str(path.relative_to(patched)): path.read_bytes() for path in patched.rglob("*") if path.is_file()} == {
+        str(path.relative_to(site / "sglang")): path.read_bytes()
+        for path in (site / "sglang").rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_second_run_has_nothing_to_do(integrate: Integrate, site: Path) -> None:

@@ -18,6 +18,9 @@ FILES = {
     "no final newline after": (b"a\nb\n", b"a\nb\nc"),
     "no final newline at all": (b"a\nb", b"x\nb"),
     "carriage returns": (b"a\r\nb\r\n", b"a\r\nx\r\nb\r\n"),
+    "latin-1": (b"# \xe4\n", b"# \xe4\n# \xf6\n"),
+    "neither utf-8 nor a final newline": (b"\xff\x00\n\xfe", b"\xff\x00\n\xfe\xfd"),
+    "tabs": (b"\tif a:\n\t\tb\n", b"\tif a:\n\t\tc(\n\t\t\td\n\t\t)\n"),
     "separators inside lines": ("a\x0c\nb\u2028c\x1d\n".encode(), "a\x0c\nb\u2028c\x1d\nd\n".encode()),
     "two places far apart": (
         b"".join(b"%d\n" % i for i in range(40)),
@@ -52,12 +55,12 @@ def test_tools_make_of_the_diff_what_was_planned(name: str, command: list[str], 
     target.parent.mkdir()
     if file.before is not None:
         target.write_bytes(file.before)
-    subprocess.run(command, cwd=tmp_path, input=unified(plan(file)).encode(), check=True)
+    subprocess.run(command, cwd=tmp_path, input=unified(plan(file)), check=True)
     assert target.read_bytes() == file.after
 
 
 def test_files_follow_each_other_with_git_style_names() -> None:
-    text = unified(plan(planned("a line more"), planned("a new file")))
+    text = unified(plan(planned("a line more"), planned("a new file"))).decode()
     assert [line for line in text.splitlines() if line.startswith(("---", "+++"))] == [
         "--- a/sglang/a_line_more.py",
         "+++ b/sglang/a_line_more.py",
@@ -82,12 +85,12 @@ def test_lines_are_counted(name: str, counts: tuple[int, int]) -> None:
 
 def test_an_unchanged_file_has_no_diff() -> None:
     file = PlannedFile("sglang/x.py", Change.MERGE, b"a\n", b"a\n")
-    assert unified(plan(file)) == ""
+    assert unified(plan(file)) == b""
     assert line_counts(file) == (0, 0)
 
 
 @pytest.mark.parametrize("command", TOOLS.values(), ids=TOOLS)
 def test_a_new_empty_file_has_a_diff_that_makes_it(command: list[str], tmp_path: Path) -> None:
     file = PlannedFile("sglang/QuantKernel/__init__.py", Change.CREATE, None, b"")
-    subprocess.run(command, cwd=tmp_path, input=unified(plan(file, planned("a new file"))).encode(), check=True)
+    subprocess.run(command, cwd=tmp_path, input=unified(plan(file, planned("a new file"))), check=True)
     assert (tmp_path / file.path).read_bytes() == b""

@@ -121,7 +121,7 @@ def outcome_record(outcome: Outcome, *, dry_run: bool, diff: bool = False) -> di
         "warnings": plan.warnings,
         "findings": [finding_record(f) for f in outcome.report.findings],
         "shared_links": outcome.applied.shared if outcome.applied else (),
-        **({"diff": unified(plan)} if diff else {}),
+        **({"diff": _as_text(unified(plan))} if diff else {}),
     }
 
 
@@ -131,17 +131,22 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 
 def print_diff(console: Console, plan: Plan) -> None:
-    """Print the plan's unified diffs, unwrapped, coloured on a terminal."""
+    """Print the plan's unified diffs: unwrapped and coloured on a terminal, else byte for byte."""
     from escha_oscar.merge.diff import unified
 
-    text = unified(plan)
+    diff = unified(plan)
     if console.is_terminal:
         from rich.text import Text
 
-        lines = (Text(line, style=_diff_style(line), end="") for line in printable(text).splitlines(keepends=True))
+        text = printable(_as_text(diff))
+        lines = (Text(line, style=_diff_style(line), end="") for line in text.splitlines(keepends=True))
         console.print(Text().join(lines), soft_wrap=True, end="")
     else:
-        console.file.write(text)
+        click.echo(diff, nl=False)
+
+
+def _as_text(diff: bytes) -> str:
+    return diff.decode("utf-8", errors="backslashreplace")
 
 
 def _diff_style(text: str) -> str:
