@@ -18,7 +18,7 @@ from escha_oscar.merge.marker import marker
 from escha_oscar.merge.plan import Options, Sources, build_plan, kernel_files
 from escha_oscar.model import Change, Origin, Plan, SymbolKind, Target
 from escha_oscar.source.bundled import Bundled
-from escha_oscar.transforms import TRANSFORMS
+from escha_oscar.transforms import TRANSFORMS, environ
 from escha_oscar.tree import MemoryTree, planned
 from tests.support import forks, pr_tree
 from tests.support.pr_tree import MemorySource
@@ -293,6 +293,26 @@ def test_strict_refuses_a_file_that_does_not_fit(text: str | None, why: str) -> 
         plan_of(forks.OLD, pr_with(KV_QUANT=text, CLIP=clip), Options(strict=True))
     assert (caught.value.path, caught.value.found) == (pr_tree.KV_QUANT, why)
     assert caught.value.hint == "escha-oscar integrate --source bundled"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("    SGLANG_LLOYD_MAX = EnvBool(True)\n", "the pull request has another default: EnvBool(True)"),
+        ("", "not in the pull request's file"),
+    ],
+    ids=["another default", "absent"],
+)
+def test_strict_refuses_a_field_that_is_not_the_pull_requests(line: str, found: str, only: Only) -> None:
+    only(environ.TARGET)
+    text = edited(pr_tree.ENVIRON_TEXT, ("EnvFloat(0.96)", "EnvFloat(0.0)"), ("EnvFloat(0.92)", "EnvFloat(0.0)"))
+    plan_of(forks.OLD, pr_with(ENVIRON=text), Options(strict=True))
+    other = edited(text, ("    SGLANG_LLOYD_MAX = EnvBool(False)\n", line))
+    plan = plan_of(forks.OLD, pr_with(ENVIRON=other))
+    assert where(plan, "SGLANG_LLOYD_MAX") == ("bundled", found.partition(":")[0])
+    with pytest.raises(SymbolError, match="SGLANG_LLOYD_MAX cannot be taken from the source") as caught:
+        plan_of(forks.OLD, pr_with(ENVIRON=other), Options(strict=True))
+    assert (caught.value.sought, caught.value.found) == ("SGLANG_LLOYD_MAX = EnvBool(False)", found)
 
 
 GUARDED = (

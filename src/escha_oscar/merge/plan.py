@@ -32,6 +32,7 @@ from escha_oscar.model import (
     PlannedFile,
     Repair,
     Row,
+    Symbol,
     SymbolKind,
     SymbolUse,
     Target,
@@ -288,12 +289,24 @@ class _Builder:
         theirs = _env_defaults(pr) if pr is not None else {}
         copied = [f.after.decode() for f in self.files if f.change is Change.COPY]
         read = {name for text in (*self.code, *copied) for name in _envs_read(text)}
-        for symbol in row.symbols:
-            same = theirs.get(symbol.name) == fields[symbol.name]
-            source = "glue" if symbol.origin is Origin.GLUE else "pr" if same else "bundled"
-            why = "the pull request has another default" if source == "bundled" and symbol.name in theirs else ""
-            self.uses.append(SymbolUse(environ.TARGET, symbol.name, source, why))
+        self.uses += [self._env_use(symbol, fields[symbol.name], theirs.get(symbol.name)) for symbol in row.symbols]
         return {**fields, **{name: theirs[name] for name in sorted(read) if name in theirs and name not in fields}}
+
+    def _env_use(self, symbol: Symbol, ours: str, theirs: str | None) -> SymbolUse:
+        """Return where a field's default comes from; a field that must and cannot come from the source is an error."""
+        if symbol.origin is Origin.GLUE:
+            return SymbolUse(environ.TARGET, symbol.name, "glue")
+        if self.sources.pr is None:
+            return SymbolUse(environ.TARGET, symbol.name, "bundled")
+        if theirs == ours:
+            return SymbolUse(environ.TARGET, symbol.name, "pr")
+        why = "not in the pull request's file" if theirs is None else "the pull request has another default"
+        if self.options.strict:
+            raise SymbolError(
+                f"{symbol.name} cannot be taken from the source", path=environ.TARGET, sought=f"{symbol.name} = {ours}",
+                found=why if theirs is None else f"{why}: {theirs}", hint=_BUNDLED_HINT,
+            )  # fmt: skip
+        return SymbolUse(environ.TARGET, symbol.name, "bundled", why)
 
     # -- what is asked more than once
 
