@@ -1,4 +1,4 @@
-"""Progress on stderr: a live bar on a terminal, a few plain lines in a pipe or a log."""
+"""Progress on stderr: a live line on a terminal, a few plain lines in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def progress_sink(*, quiet: bool = False) -> Iterator[Progress]:
         yield plain
         plain.end()
     else:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn())
         with Bars(*columns, console=console(stderr=True), transient=True) as bars:
             yield RichProgress(bars)
 
@@ -64,19 +64,19 @@ class PlainProgress:
 
 
 class RichProgress:
-    """A live bar for the current step."""
+    """A live line for the current step."""
 
     def __init__(self, bars: rich.progress.Progress) -> None:
         self._bars = bars
         self._task: rich.progress.TaskID | None = None
 
     def step(self, text: str) -> None:
-        """Begin a named step; the bar of the last one goes away."""
+        """Begin a named step; the line of the last one goes away."""
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(printable(text), total=None)
+        self._task = self._bars.add_task(printable(text), total=None, count="")
 
     def advance(self, done: int, total: int | None = None) -> None:
-        """Move the bar."""
+        """Show the count."""
         if self._task is not None:
-            self._bars.update(self._task, completed=done, total=total)
+            self._bars.update(self._task, count=f"{done}/{total}" if total else f"{done:,}")

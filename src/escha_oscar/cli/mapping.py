@@ -19,6 +19,9 @@ from escha_oscar.tree import DiskTree, Tree, first_existing
 if TYPE_CHECKING:
     from rich.console import Console
 
+_BELOW = "sglang/"
+_SYMBOL_COLUMNS = ("name", "kind", "origin")
+
 
 @dataclass(frozen=True)
 class RowState:
@@ -87,22 +90,20 @@ def _print(console: Console, states: list[RowState | None]) -> None:
     line(console, f"sglang PR #{PIN.pull_request} at {PIN.commit}")
     table(
         console,
-        "files",
-        ("action", "pull request", "wheel", "state" if states[0] else "why"),
+        f"files below {_BELOW}",
+        ("action", "pull request -> wheel", "state" if states[0] else "why"),
         [_cells(row, state) for row, state in zip(ROWS, states, strict=True)],
     )
     rows = [
-        (s.name, s.kind.value, s.origin.value, "public" if s.public else "internal")
-        for row in ROWS
-        for s in row.symbols
+        (s.name, s.kind.value, s.origin.value + ("" if s.public else ", internal")) for row in ROWS for s in row.symbols
     ]
-    table(console, "symbols", ("name", "kind", "origin", "required"), rows)
-    table(console, "also merged", ("wheel", "what"), list(ALSO_MERGED.items()))
+    table(console, "symbols (internal: required only where the pull request is the source)", _SYMBOL_COLUMNS, rows)
+    also = [(path.removeprefix(_BELOW), what) for path, what in ALSO_MERGED.items()]
+    table(console, f"also merged, below {_BELOW}", ("wheel", "what"), also)
     line(console, ARTICLE_NOTE)
 
 
-def _cells(row: Row, state: RowState | None) -> tuple[str, str, str, str]:
+def _cells(row: Row, state: RowState | None) -> tuple[str, str, str]:
+    paths = dict.fromkeys(path.removeprefix(_BELOW) for path in (row.pr_paths[0], *row.wheel_paths[:1]))
     beyond = "" if row.in_article else " (beyond the article)"
-    wheel = row.wheel_paths[0] if row.wheel_paths else "-"
-    place = "same path" if wheel == row.pr_paths[0] else wheel
-    return (row.action.value, row.pr_paths[0] + beyond, place, state.state if state else row.reason)
+    return (row.action.value, " -> ".join(paths) + beyond, state.state if state else row.reason)
