@@ -60,12 +60,12 @@ def test_the_moe_checkpoint_gets_its_measured_launch(moe: ModelConfig) -> None:
         "--context-length": "262144",
         "--mem-fraction-static": "0.88",
         "--chunked-prefill-size": "4096",
-        "--max-running-requests": "16",
+        "--max-running-requests": "12",
         "--max-mamba-cache-size": "64",
         "--mamba-scheduler-strategy": "extra_buffer",
-        "--cuda-graph-bs": "1 2 4 8 16",
+        "--cuda-graph-bs": "1 2 4 8 12",
     }
-    assert recipe.warnings == ("--max-running-requests 16 will be clamped to 12: 64 slots, 5 per request",)
+    assert recipe.warnings == ()
 
 
 def test_the_dense_checkpoint_gets_its_measured_launch(dense: ModelConfig) -> None:
@@ -75,7 +75,7 @@ def test_the_dense_checkpoint_gets_its_measured_launch(dense: ModelConfig) -> No
         "--context-length": "196608",
         "--mem-fraction-static": "0.87",
         "--chunked-prefill-size": "6144",
-        "--max-running-requests": "12",
+        "--max-running-requests": "8",
         "--max-mamba-cache-size": "40",
         "--triton-attention-num-kv-splits": "64",
         "--mamba-ssm-dtype": "float16",
@@ -125,7 +125,6 @@ def test_hybrids_get_a_chunk_that_their_slots_can_hold(moe: ModelConfig, dense: 
         pytest.param({"max_mamba": 80}, "vram-cliff: mem fraction 0.88 with 80 mamba slots", id="cliff by slots"),
         pytest.param({"max_mamba": 4}, "mamba-slots: 4 slots, and one request takes 5", id="no slot"),
         pytest.param({"chunk": 2048}, "mamba-slots: 262144 tokens / chunk 2048 = 128.0", id="chunk"),
-        pytest.param({"mixed_chunk": True}, "invalid configuration argument", id="mixed chunk"),
         pytest.param({"pool_tokens": 1000}, "pool: a session of 262144 tokens cannot fit", id="small pool"),
         pytest.param({"group_size": 48}, "group size 48 does not divide head size 256", id="group"),
         pytest.param({"weights": 8 * GB}, "context 262144 does not fit", id="context"),
@@ -150,7 +149,7 @@ def test_dense_and_two_sized_models_have_refusals_of_their_own(tmp_path: Path, d
     [
         ({"mixed_chunk": True}, "can restore a stale state"),
         ({"strategy": MambaStrategy.NO_BUFFER}, "no_buffer disables the overlap scheduler"),
-        ({"max_requests": 40}, "--max-running-requests 40 will be clamped to 8"),
+        ({"max_requests": 40}, "--max-requests 40 is more than can run at once: 8 is set (40 slots, 5 per request)"),
         ({"context": 262145, "chunk": 8192}, "more than the model's own 262144"),
         ({"group_size": 128}, "two groups per head (group size 128)"),
         ({}, "--disable-prefill-cuda-graph"),
@@ -164,8 +163,29 @@ def test_doubtful_combinations_are_warned_about(dense: ModelConfig, changes: dic
 def test_mixed_chunk_and_no_buffer_are_no_trap_together(dense: ModelConfig) -> None:
     changes = {"mixed_chunk": True, "strategy": MambaStrategy.NO_BUFFER}
     assert not warning(dense, "stale state", **changes)
-    assert not warning(dense, "will be clamped", **changes)
-    assert "--enable-mixed-chunk" in build_recipe(dense, replace(CARD, **changes)).command
+    command = build_recipe(dense, replace(CARD, **changes)).command
+    assert "--enable-mixed-chunk" in command
+    assert command[command.index("--max-running-requests") + 1] == "12"
+
+
+def test_mixed_chunk_on_moe_is_allowed_with_its_history(moe: ModelConfig, dense: ModelConfig) -> None:
+    assert "--enable-mixed-chunk" in build_recipe(moe, replace(CARD, mixed_chunk=True)).command
+    assert warning(moe, "crashed a hand-merged MoE server", mixed_chunk=True)
+    assert warning(moe, "can restore a stale state", mixed_chunk=True)
+    assert not warning(dense, "crashed", mixed_chunk=True)
+    assert not warning(moe, "crashed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "running", "graphs"),
+    [({}, "12", "1 2 4 8 12"), ({"max_requests": 3}, "3", "1 2 3"), ({"max_requests": 16}, "12", "1 2 4 8 12"),
+     ({"max_mamba": 5, "chunk": 65536}, "1", "1")],
+)  # fmt: skip
+def test_the_concurrency_that_is_set_is_the_one_that_runs(
+    moe: ModelConfig, changes: dict[str, Any], running: str, graphs: str
+) -> None:
+    found = values(build_recipe(moe, replace(CARD, **changes)))
+    assert (found["--max-running-requests"], found["--cuda-graph-bs"]) == (running, graphs)
 
 
 def test_shared_layers_are_warned_about(tmp_path: Path) -> None:
@@ -222,7 +242,7 @@ def test_data_holds_the_command_that_the_script_runs(moe: ModelConfig) -> None:
     recipe = build_recipe(moe, CARD)
     data = as_data(recipe)
     assert data["launch"][:3] == ["python", "-m", "sglang.launch_server"]
-    assert shlex.join(data["launch"]).endswith("--cuda-graph-bs 1 2 4 8 16")
+    assert shlex.join(data["launch"]).endswith("--cuda-graph-bs 1 2 4 8 12")
     assert data["arguments"][0] == {
         "name": "--tp-size",
         "value": "2",

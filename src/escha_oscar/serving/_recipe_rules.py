@@ -215,8 +215,10 @@ ARGUMENTS: tuple[Rule, ...] = (
     ),
     Rule(
         "--max-running-requests",
-        lambda f: str(f.max_requests),
-        lambda f: f"{f.running} run at once",
+        lambda f: str(f.running),
+        lambda f: (
+            f"{f.max_mamba} slots / {f.per_request} per request" if f.model.is_hybrid else "requests that run at once"
+        ),
         fixed=False,
         script="MAXREQ",
     ),
@@ -252,7 +254,7 @@ ARGUMENTS: tuple[Rule, ...] = (
     ),
     Rule(
         "--cuda-graph-bs",
-        lambda f: " ".join(str(size) for size in (1, 2, 4, 8, 16) if size <= max(1, f.max_requests)),
+        lambda f: " ".join(str(size) for size in sorted({1, 2, 4, 8, 16, f.running}) if size <= f.running),
         _said("graphs for the batch sizes that occur; each more takes memory"),
         fixed=False,
         script="CUDA_GRAPH_BS",
@@ -343,15 +345,17 @@ REFUSALS: tuple[Trap, ...] = (
         ),
         "raise --chunk or --max-mamba, or shrink the pool",
     ),
-    Trap(
-        "mixed-chunk",
-        lambda f: f.request.mixed_chunk and f.model.is_moe,
-        _said("with INT2 it crashed on the MoE runtime (CUDA error: invalid configuration argument)"),
-        "drop --mixed-chunk",
-    ),
 )
 
 WARNINGS: tuple[Trap, ...] = (
+    Trap(
+        "mixed-chunk",
+        lambda f: f.request.mixed_chunk and f.model.is_moe,
+        _said(
+            "--enable-mixed-chunk crashed a hand-merged MoE server (invalid configuration argument: an empty launch); "
+            "this merge makes none and its mixed batches are checked, but not on a server with this checkpoint"
+        ),
+    ),
     Trap(
         "mixed-chunk",
         lambda f: f.request.mixed_chunk and f.model.is_hybrid and f.request.strategy is not MambaStrategy.NO_BUFFER,
@@ -367,10 +371,10 @@ WARNINGS: tuple[Trap, ...] = (
     ),
     Trap(
         "concurrency",
-        lambda f: f.running < f.max_requests,
+        lambda f: f.request.max_requests is not None and f.running < f.request.max_requests,
         lambda f: (
-            f"--max-running-requests {f.max_requests} will be clamped to {f.running}: "
-            f"{f.max_mamba} slots, {f.per_request} per request"
+            f"--max-requests {f.request.max_requests} is more than can run at once: {f.running} is set "
+            f"({f.max_mamba} slots, {f.per_request} per request)"
         ),
     ),
     Trap(
