@@ -191,7 +191,7 @@ def test_inspect_as_json_reports_an_unsafe_file_as_a_finding(run: Any, tmp_path:
     code, out, err = run("--inspect", unsafe, "--json")
     data = json.loads(out)
     assert (code, err, data["ok"], data["exit_code"]) == (1, "", False, 1)
-    assert data["files"][0]["findings"][0]["message"].startswith("cannot be loaded safely: ")
+    assert data["files"][0]["findings"][0]["message"].startswith("is no file of plain tensors; found: ")
     code, out, _ = run("--inspect", unsafe)
     assert (code, out.splitlines()[2].split()[-1]) == (1, "FAIL")
 
@@ -216,7 +216,7 @@ def test_calibrate_writes_what_is_better_and_says_by_how_much(run: Any, tmp_path
     assert [row.split()[1] for row in lines[2:5]] == ["3", "7", "mean"]
     assert lines[-1].startswith("export SGLANG_OSCAR_V_ROTATION_PATH=")
     assert all(row.startswith(("#", "export ")) for row in lines)
-    assert err.startswith("calibrating 2 layers\n  1/2\n  2/2\ncalibrated files written; worse than Hadamard on 0 of 2")
+    assert err.startswith("calibrating 2 layers\ncalibrated files written; worse than Hadamard on 0 of 2")
     assert "no accuracy claim" in err
     assert names(tmp_path / "out") == ["k_rotation_calibrated_hd32.pt", "v_rotation_calibrated_hd32.pt"]
     written = tmp_path / "out" / "k_rotation_calibrated_hd32.pt"

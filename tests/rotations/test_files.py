@@ -138,6 +138,24 @@ def test_a_layer_under_both_kinds_of_key_must_agree(tmp_path: Path) -> None:
     assert "layer 3 is stored twice" in refuse(saved(tmp_path, {"layers": {3: entry, "3": other}})).message
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "an empty file"),
+        (b"some text", "another kind of file"),
+        (b"PK\x03\x04 and no more", "the beginning of an archive: it was cut off"),
+        (b"PK\x05\x06" + bytes(18), "an archive that is damaged, or that holds other objects than tensors"),
+    ],
+    ids=["empty", "text", "cut off", "foreign"],
+)
+def test_a_refusal_says_what_the_file_is_and_quotes_no_advice_of_torch(data: bytes, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(data)
+    error = refuse(path)
+    assert error.found == kind
+    assert "weights_only" not in str([error.message, error.found, error.sought, error.hint])
+
+
 @pytest.mark.parametrize("version", [None, 1, 2, "identity-v1"])
 def test_the_format_version_decides_nothing(tmp_path: Path, version: object) -> None:
     state = {"layers": {0: {"rotation": torch.eye(8)}}, "format_version": version}
@@ -165,7 +183,7 @@ def test_a_pickled_class_is_refused_and_never_run(tmp_path: Path) -> None:
     for path in (saved(tmp_path, {"layers": {0: Canary(target)}}), tmp_path / "raw.pt"):
         if path.name == "raw.pt":
             path.write_bytes(pickle.dumps(Canary(target)))
-        assert refuse(path).message == "cannot be loaded safely"
+        assert refuse(path).message == "is no file of plain tensors"
     assert not target.exists()
 
 
@@ -201,7 +219,7 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
             archive.writestr("a", "b")
     else:
         path.write_bytes({"empty": b"", "truncated": path.read_bytes()[:5000], "text": b"hello"}[damage])
-    assert refuse(path).message == "cannot be loaded safely"
+    assert refuse(path).message == "is no file of plain tensors"
 
 
 def test_paths_that_are_no_files_are_usage_errors(tmp_path: Path) -> None:

@@ -116,6 +116,28 @@ def test_codes_only_sizes_of_a_hand_merge_are_accepted(moe: ModelConfig) -> None
     assert "hand merge" in report.findings[0].message
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tp_size": None}, "neither the server nor --tp says"),
+        ({"pp_size": 2}, "pipeline stages"),
+        ({"dp_size": 2, "enable_dp_attention": True}, "data-parallel"),
+        ({"internal_states": []}, "does not say its pool's size"),
+    ],
+    ids=["tp", "pp", "dp", "size"],
+)
+def test_a_size_that_cannot_be_computed_is_left_open(moe: ModelConfig, changes: dict[str, Any], reason: str) -> None:
+    with serving(routes(info(moe, **changes))) as (url, _):
+        (finding,) = check_live(url, Expectation(moe, None, 32)).findings
+    assert finding.code == "live-cannot-compare" and reason in finding.message
+    assert finding.hint is not None and "--tp N" in finding.hint
+
+
+def test_tp_is_taken_from_the_user_where_the_server_does_not_say(moe: ModelConfig) -> None:
+    with serving(routes(info(moe, tp_size=None, dp_size=2))) as (url, _):
+        assert codes(url, Expectation(moe, 2, 32)) == ["live-in-effect"]
+
+
 def _slow(handler: Scripted) -> None:
     time.sleep(1.5)
     handler.send_response(200)

@@ -200,7 +200,7 @@ def _inspected(path: Path, model: ModelConfig | None) -> dict[str, Any]:
     try:
         report: Inspection = files.inspect_rotation(files.load_rotation_file(path), model, role)
     except RotationFileError as error:
-        message = f"{error.message}: {error.found}" if error.found else error.message
+        message = f"{error.message}; found: {error.found}" if error.found else error.message
         return {"path": str(path), "ok": False, "findings": [{"level": "error", "message": message}]}
     return {**asdict(report), "ok": report.ok}
 

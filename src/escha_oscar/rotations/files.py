@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import uuid
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,11 +147,21 @@ def load_tensors(path: Path) -> Any:
         raise UsageError("is not a regular file of at most 4 GiB", path=str(path))
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises a dozen types for a damaged archive
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+    except Exception as error:  # torch raises a dozen types, and advises to load without the safeguard
         raise RotationFileError(
-            "cannot be loaded safely", path=str(path), sought="a file of plain tensors", found=reason[0][:200]
+            "is no file of plain tensors", path=str(path), sought="what torch.save writes", found=_kind(path)
         ) from error
+
+
+def _kind(path: Path) -> str:
+    """Say what a file is that torch could not load."""
+    with path.open("rb") as stream:
+        head = stream.read(4)
+    if not head:
+        return "an empty file"
+    if zipfile.is_zipfile(path):
+        return "an archive that is damaged, or that holds other objects than tensors"
+    return "the beginning of an archive: it was cut off" if head == b"PK\x03\x04" else "another kind of file"
 
 
 def _layer_id(path: Path, key: object) -> int:

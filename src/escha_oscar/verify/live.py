@@ -159,11 +159,11 @@ def _pool(info: dict[str, Any], expected: Expectation) -> Iterator[Finding]:
 
 
 def _size(info: dict[str, Any], expected: Expectation, tokens: int | None, size: float | None) -> Iterator[Finding]:
-    if expected.model is None or tokens is None or size is None:
-        missing = "no --config was given" if expected.model is None else "the server does not say its pool's size"
-        yield _open_size(missing, f"{tokens} tokens, {size} GB")
+    tp = _integer(info.get("tp_size")) or expected.tp
+    reason = _incomparable(info, expected, tp)
+    if reason or expected.model is None or tokens is None or size is None or tp is None:
+        yield _open_size(reason or "the server does not say its pool's size", f"{tokens} tokens, {size} GB")
         return
-    tp = _integer(info.get("tp_size")) or expected.tp or 1
     group = _integer(info.get("kv_cache_quant_group_size")) or expected.group_size
     known, printed = forms(expected.model, tp, group, expected.scale_dtype), Printed(tokens, kv=size)
     fits = fitting(printed, known)
@@ -182,13 +182,26 @@ def _size(info: dict[str, Any], expected: Expectation, tokens: int | None, size:
         )
 
 
+def _incomparable(info: dict[str, Any], expected: Expectation, tp: int | None) -> str:
+    """Return why a size cannot be computed, as for a log; empty where it can be."""
+    if expected.model is None:
+        return "no --config was given"
+    if tp is None:
+        return "neither the server nor --tp says over how many GPUs the heads are spread"
+    if (_integer(info.get("pp_size")) or 1) > 1:
+        return "the layers are spread over pipeline stages"
+    if (_integer(info.get("dp_size")) or 1) > 1 and info.get("enable_dp_attention") is True:
+        return "attention is data-parallel: heads per rank are not those of --tp"
+    return ""
+
+
 def _open_size(reason: str, found: str) -> Finding:
     return finding(
         "live-cannot-compare",
         f"the pool's size cannot be judged: {reason}",
         expected="a pool size and a config.json",
         found=found,
-        hint="escha-oscar verify --url URL --config config.json --group-size N",
+        hint="escha-oscar verify --url URL --config config.json --tp N --group-size N",
     )
 
 
