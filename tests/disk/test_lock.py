@@ -14,7 +14,8 @@ import pytest
 from escha_oscar.disk import lock
 from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import LockedError
-from escha_oscar.installed.apply import apply_plan, pristine_tree
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.revert import revert
 from escha_oscar.progress import NoProgress
 from tests.support.environments import condition, make_environment, make_plan, snapshot

@@ -13,7 +13,8 @@ import pytest
 from escha_oscar.disk import fsops
 from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.errors import ApplyError, DriftError, StoppedError, TargetError
-from escha_oscar.installed.apply import apply_plan, pristine_tree
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.revert import revert
 from escha_oscar.model import Change, PlannedFile, sha256
 from escha_oscar.target.record import parse

@@ -9,7 +9,8 @@ import pytest
 from escha_oscar.disk import transaction
 from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import RecoveryError
-from escha_oscar.installed.apply import apply_plan, pristine_tree
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.recovery import recover
 from escha_oscar.installed.revert import revert
 from tests.support.environments import ENVIRON, MERGED, POOL, RECORD, condition, make_environment, make_plan, snapshot

@@ -12,7 +12,8 @@ import pytest
 from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import TargetError
 from escha_oscar.installed import state
-from escha_oscar.installed.apply import apply_plan, pristine_tree
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.status import read_status
 from escha_oscar.model import sha256
 from tests.support.environments import make_environment, make_plan, snapshot

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.errors import RecoveryError
-from escha_oscar.installed.apply import apply_plan, pristine_tree
-from escha_oscar.installed.status import Condition, FileCondition, read_status
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.installed.pristine import pristine_tree
+from escha_oscar.installed.standing import FileCondition
+from escha_oscar.installed.status import Condition, read_status
 from tests.support.environments import (
     ENVIRON,
     INFO,

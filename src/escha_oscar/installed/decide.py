@@ -14,7 +14,6 @@ from escha_oscar.disk.lock import LOCK_FILE
 from escha_oscar.errors import DriftError
 from escha_oscar.installed import state
 from escha_oscar.installed.state import CacheEntry, FileEntry, State
-from escha_oscar.installed.status import FileCondition, condition_of
 from escha_oscar.model import Change, Plan, PlannedFile, sha256
 from escha_oscar.target import record as rows
 
@@ -54,16 +53,6 @@ class Decision:
     state: State | None
     made: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-
-
-def leftovers(known: State, images: Mapping[str, Image]) -> State:
-    """Return what is left of ``known`` once the wheel was installed anew: the files we added that still stand."""
-    ours = tuple(
-        entry
-        for entry in known.files
-        if entry.original.kind is Kind.ABSENT and condition_of(entry, images[entry.path]) is FileCondition.MERGED
-    )
-    return replace(known, files=ours, caches=())
 
 
 def originals_of(plan: Plan, known: State | None, disk: Disk) -> dict[str, Image]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,10 +12,10 @@ from escha_oscar.disk.fsops import Kind, Root
 from escha_oscar.disk.lock import STATE_DIR
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import DriftError, UsageError
-from escha_oscar.installed import apply, decide, memory, recovery, state
+from escha_oscar.installed import decide, memory, perform, recovery, state
 from escha_oscar.installed.shadow import is_shadow
+from escha_oscar.installed.standing import FileCondition, conditions, is_replaced, remaining
 from escha_oscar.installed.state import State
-from escha_oscar.installed.status import FileCondition, condition_of, is_replaced
 from escha_oscar.progress import NoProgress, Progress
 
 
@@ -74,16 +73,16 @@ def _revert(
     *,
     force: bool,
 ) -> RevertSummary:
-    conditions = {entry.path: condition_of(entry, root.image(entry.path)) for entry in known.files}
-    replaced = is_replaced(known, conditions)
-    left = _foreign(known, conditions) if replaced else frozenset[str]()
+    found = conditions(root, known)
+    replaced = is_replaced(known, found)
+    left = frozenset(found) - remaining(known, found) if replaced else frozenset[str]()
     added = {entry.path for entry in known.files if entry.original.kind is Kind.ABSENT}
-    edited = [p for p, condition in conditions.items() if _is_edit(condition, p in added) and p not in left]
+    edited = [p for p, condition in found.items() if _is_edit(condition, p in added) and p not in left]
     _refuse(root, known, edited, force=force)
-    disk = apply.survey(root, conditions)
+    disk = perform.survey(root, found)
     decision = decide.reversal(known, left, disk)
     saved = recovery.save_aside(root, edited)
-    apply.run(root, "revert", decision, None, signals, progress, apply.new_identity())
+    perform.perform(root, "revert", decision, None, signals, progress, perform.new_identity())
     memory.forget(root)
     steps = [step for step in decision.steps[:-1] if not bytecode.is_cache(step.path)]
     return RevertSummary(
@@ -91,19 +90,13 @@ def _revert(
         restored=tuple(step.path for step in steps if step.after.kind is not Kind.ABSENT),
         removed=tuple(step.path for step in steps if step.after.kind is Kind.ABSENT),
         saved=saved,
-        left=tuple(sorted(path for path in left if conditions[path] is FileCondition.EDITED)),
+        left=tuple(sorted(path for path in left if found[path] is FileCondition.EDITED)),
         recovered=recovered,
     )
 
 
 def _is_edit(condition: FileCondition, added: bool) -> bool:
     return condition is FileCondition.EDITED or (condition is FileCondition.MISSING and not added)
-
-
-def _foreign(known: State, conditions: Mapping[str, FileCondition]) -> frozenset[str]:
-    """Return every path that is not ours once the wheel was installed anew: all but added files that still stand."""
-    added = {entry.path for entry in known.files if entry.original.kind is Kind.ABSENT}
-    return frozenset(path for path in conditions if path not in added or conditions[path] is not FileCondition.MERGED)
 
 
 def _refuse(root: Root, known: State, edited: list[str], *, force: bool) -> None:

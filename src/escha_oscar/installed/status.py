@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from escha_oscar.disk import journal, lock
-from escha_oscar.disk.fsops import Image, Kind, Root
+from escha_oscar.disk import lock, transaction
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.journal import STATE_FILE
 from escha_oscar.errors import RecoveryError, TargetError
 from escha_oscar.installed import memory, shadow, state
-from escha_oscar.installed.state import FileEntry, State
+from escha_oscar.installed.standing import Conditions, FileCondition, conditions, is_replaced
+from escha_oscar.installed.state import State
 from escha_oscar.model import SourceId
 from escha_oscar.target.drift import compare
 from escha_oscar.target.search import PACKAGE, no_package
@@ -27,15 +29,6 @@ class Condition(str, Enum):
     INTERRUPTED = "interrupted"
     RUNNING = "running"
     OVERLAY = "overlay"
-
-
-class FileCondition(str, Enum):
-    """How one file of the integration stands."""
-
-    MERGED = "merged"
-    ORIGINAL = "original"
-    EDITED = "edited"
-    MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -84,31 +77,15 @@ def read_status(site_packages: Path) -> Status:
     detail = f"the last clean-up of a finished {unfinished.operation} is left to the next command" if unfinished else ""
     if known is None:
         return _unintegrated(root, detail)
-    files = tuple(FileStatus(entry.path, condition_of(entry, root.image(entry.path))) for entry in known.files)
-    return _status(classify(known, files), root, known, files, detail)
+    found = conditions(root, known)
+    files = tuple(FileStatus(path, condition) for path, condition in found.items())
+    return _status(_classify(known, found), root, known, files, detail)
 
 
-def classify(known: State, files: tuple[FileStatus, ...]) -> Condition:
-    """Decide between integrated, reinstalled and modified from the condition of each file."""
-    by_path = {file.path: file.condition for file in files}
-    if all(condition is FileCondition.MERGED for condition in by_path.values()):
+def _classify(known: State, found: Conditions) -> Condition:
+    if all(condition is FileCondition.MERGED for condition in found.values()):
         return Condition.INTEGRATED
-    return Condition.REINSTALLED if is_replaced(known, by_path) else Condition.MODIFIED
-
-
-def is_replaced(known: State, conditions: dict[str, FileCondition]) -> bool:
-    """Return whether the wheel was installed anew: no file that it owns still has merged content, RECORD included."""
-    owned = [entry.path for entry in known.files if entry.original.kind is not Kind.ABSENT]
-    return all(conditions[path] is not FileCondition.MERGED for path in owned)
-
-
-def condition_of(entry: FileEntry, now: Image) -> FileCondition:
-    """Return how ``now`` compares with the integration's file."""
-    if now.kind is Kind.FILE and now.sha256 == entry.after_sha256:
-        return FileCondition.MERGED
-    if now.kind is Kind.ABSENT:
-        return FileCondition.MISSING
-    return FileCondition.ORIGINAL if now.same_content(entry.original) else FileCondition.EDITED
+    return Condition.REINSTALLED if is_replaced(known, found) else Condition.MODIFIED
 
 
 @dataclass(frozen=True)
@@ -120,14 +97,11 @@ class _Unfinished:
 
 
 def _unfinished(root: Root) -> _Unfinished | None:
-    data = root.read_private(journal.JOURNAL_FILE)
-    if data is None:
-        return None
     try:
-        begun = journal.decode(data)
+        begun = transaction.read_journal(root)
     except RecoveryError:
         return _Unfinished("an operation with a damaged journal", committed=False)
-    return _Unfinished(begun.operation, root.image(journal.STATE_FILE).same_content(begun.commit.after))
+    return None if begun is None else _Unfinished(begun.operation, transaction.is_committed(root, begun))
 
 
 def _unintegrated(root: Root, detail: str) -> Status:
@@ -141,7 +115,7 @@ def _unintegrated(root: Root, detail: str) -> Status:
         wheel = compare(root.path)
     except TargetError as error:
         return Status(Condition.FOREIGN, root.path, detail=f"not comparable with the wheel: {error.message}")
-    if journal.STATE_FILE in wheel.listed:
+    if STATE_FILE in wheel.listed:
         return Status(Condition.FOREIGN, root.path, detail="RECORD lists an integration, but its state is gone")
     if wheel.differing:
         files = tuple(FileStatus(path, FileCondition.EDITED) for path in wheel.differing)

@@ -8,7 +8,7 @@ from pathlib import Path
 from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import EschaOscarError
 from escha_oscar.installed import state
-from escha_oscar.installed.apply import pristine_tree
+from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.tree import Tree
 
 

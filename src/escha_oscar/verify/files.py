@@ -9,7 +9,8 @@ from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import TargetError, UnreadableError
 from escha_oscar.installed import state
 from escha_oscar.installed.shadow import is_shadow, read_shadow
-from escha_oscar.installed.status import Condition, FileCondition, FileStatus, Status, read_status
+from escha_oscar.installed.standing import FileCondition
+from escha_oscar.installed.status import Condition, FileStatus, Status, read_status
 from escha_oscar.mapping import copies, merges
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Finding, Report
