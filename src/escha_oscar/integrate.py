@@ -61,7 +61,7 @@ def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None
         return prepared
     plan = prepared.plan
     if overlay is not None:
-        write_overlay(plan, plan.target.site_packages, overlay, progress, force=force)
+        write_overlay(plan, overlay, progress, force=force)
         return Outcome(plan, prepared.report, None, overlay)
     applied = apply_plan(plan, verify=lambda root: _require_planned(plan, root), progress=progress)
     return Outcome(plan, prepared.report, applied)

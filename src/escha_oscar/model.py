@@ -150,11 +150,10 @@ class SymbolUse:
 
 @dataclass(frozen=True)
 class Repair:
-    """A named defect of the source and whether it was present and mended."""
+    """A named defect that the source had and that was mended."""
 
     name: str
     path: str
-    applied: bool
     detail: str
 
 

@@ -89,7 +89,7 @@ def test_what_an_uninstalled_package_left_of_us_can_be_reverted(site: Path, caps
 
 
 def test_an_overlay_is_undone_by_removing_it(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shadow = write_overlay(make_plan(site), site, tmp_path / "my overlay")
+    shadow = write_overlay(make_plan(site), tmp_path / "my overlay")
     before = snapshot(shadow)
     assert main(["revert", "--site-packages", str(shadow)]) == 2
     said = capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_a_merge_by_hand_is_foreign_and_names_the_files(site: Path, capsys: pyte
 
 
 def test_overlay_names_the_installation(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, data, _ = _status(write_overlay(make_plan(site), site, tmp_path / "overlay"), capsys)
+    code, data, _ = _status(write_overlay(make_plan(site), tmp_path / "overlay"), capsys)
     assert (code, data["condition"]) == (0, "overlay")
     assert str(site) in str(data["detail"])
 

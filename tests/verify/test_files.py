@@ -146,7 +146,7 @@ def test_the_shadow_is_named_with_the_tree_that_python_would_import(site: Path, 
 
 def test_a_shadow_tree_is_judged_by_the_wheel_behind_it(tmp_path: Path) -> None:
     site = make_environment(tmp_path / "env")
-    shadow = write_overlay(make_plan(site), site, tmp_path / "shadow")
+    shadow = write_overlay(make_plan(site), tmp_path / "shadow")
     assert codes(shadow) == ["overlay"]
     (site / INFO / "METADATA").write_text("Metadata-Version: 2.1\nName: escha\nVersion: 1.0.3+qwen3moe\n")
     assert codes(shadow) == ["overlay-stale"]

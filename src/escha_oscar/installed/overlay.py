@@ -19,9 +19,7 @@ _PACKAGE = "sglang"
 _SLACK_BYTES = 1 << 20
 
 
-def write_overlay(
-    plan: Plan, source_site_packages: Path, dest: Path, progress: Progress | None = None, *, force: bool = False
-) -> Path:
+def write_overlay(plan: Plan, dest: Path, progress: Progress | None = None, *, force: bool = False) -> Path:
     """Write ``dest`` with all of ``sglang/`` and the plan over it; return its absolute path, for PYTHONPATH.
 
     Every file is a copy of its own: nothing in the shadow shares an inode with the installation. The tree is built
@@ -30,7 +28,7 @@ def write_overlay(
     (nothing left behind) where writing fails.
     """
     progress = progress or NoProgress()
-    dest, source = dest.absolute(), source_site_packages.resolve()
+    dest, source = dest.absolute(), plan.target.site_packages
     _refuse(dest, source)
     if is_shadow(dest) and not force:
         _refuse_edits(dest)

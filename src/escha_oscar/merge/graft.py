@@ -273,7 +273,7 @@ class Chooser:
 
     def _mended(self, symbol: str, old: str, new: str, name: str, detail: str) -> str:
         if new != old:
-            self._repairs.append(Repair(name, f"{self.base.path}:{symbol}", True, detail))
+            self._repairs.append(Repair(name, f"{self.base.path}:{symbol}", detail))
         return new
 
     def _report_internals(self) -> None:

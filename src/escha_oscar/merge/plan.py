@@ -145,7 +145,7 @@ class _Builder:
         self.progress.step("copying files")
         if self.tree.read(QUANT_KERNEL_INIT) is None:
             self._add(QUANT_KERNEL_INIT, Change.CREATE, b"")
-            self.repairs.append(Repair("quant-kernel-init", QUANT_KERNEL_INIT, True, "an empty package file was made"))
+            self.repairs.append(Repair("quant-kernel-init", QUANT_KERNEL_INIT, "an empty package file was made"))
         for row in copies():
             path = row.wheel_paths[0]
             if self.tree.read(path) is not None:
@@ -183,7 +183,7 @@ class _Builder:
         for defect in (*repairs.COPY_DEFECTS, repairs.unresolved_import(resolves)):
             mended = defect.mend(text)
             if mended != text:
-                done.append(Repair(defect.name, path, True, defect.detail))
+                done.append(Repair(defect.name, path, defect.detail))
             text = mended
         return text, done
 
