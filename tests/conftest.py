@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -34,4 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker of tests that only root can set up; keep notes out of the user's own state folder."""
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="escha-oscar-state-")
     config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell does to its background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "root: needs root (mounts, immutable bits, other users); left out elsewhere")
