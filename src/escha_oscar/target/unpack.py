@@ -37,7 +37,7 @@ def unpack_wheel(wheel: Path, dest: Path) -> Path:
 
 
 def require_wheel(wheel: Path) -> None:
-    """Raise TargetError, as ``unpack_wheel`` does, where the file's directory is not that of a wheel; writes nothing."""
+    """Raise TargetError, as ``unpack_wheel`` does, where the list of members is no wheel's; writes nothing."""
     with _explained(wheel), zipfile.ZipFile(wheel) as archive:
         _Unpacking(archive, str(wheel), Path()).check()
 
