@@ -1,4 +1,4 @@
-"""Refuse a coverage report (JSON) with fewer than 95 % of the branches taken: ``python -m tests.coverage_gate FILE``."""
+"""Refuse a coverage report (JSON) with under 95 % of the branches taken: ``python -m tests.coverage_gate FILE``."""
 
 from __future__ import annotations
 
