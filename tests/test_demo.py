@@ -13,7 +13,7 @@ from escha_oscar import demo
 from escha_oscar.demo import Demo, fingerprint, write_rotations
 from escha_oscar.errors import EschaOscarError
 from escha_oscar.integrate import Outcome
-from escha_oscar.merge.plan import Sources
+from escha_oscar.merge.files import Sources
 from escha_oscar.model import Finding, Report, Severity, Target
 from escha_oscar.progress import NoProgress
 from escha_oscar.source.bundled import Bundled

@@ -13,7 +13,8 @@ from escha_oscar.errors import ApplyError, DriftError, TargetError
 from escha_oscar.installed.revert import revert
 from escha_oscar.installed.status import Condition
 from escha_oscar.integrate import Outcome, carry_out, prepare, requirements
-from escha_oscar.merge.plan import Options, Sources, build_plan
+from escha_oscar.merge.files import Sources
+from escha_oscar.merge.plan import Options, build_plan
 from escha_oscar.model import Finding, Report, Severity, Target
 from escha_oscar.progress import NoProgress
 from escha_oscar.source.bundled import Bundled

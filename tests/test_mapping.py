@@ -71,7 +71,7 @@ def test_no_file_is_written_by_two_rows() -> None:
 
 @pytest.mark.parametrize("row", [*copies(), *merges()], ids=stem)
 def test_the_bundled_tree_has_every_required_definition(row: Row) -> None:
-    from escha_oscar.merge.graft import SourceFile
+    from escha_oscar.merge.files import SourceFile
 
     path = row.wheel_paths[0]
     data = Bundled.open().read(path)

@@ -13,7 +13,8 @@ from pathlib import Path
 from escha_oscar.errors import EschaOscarError, MissingExtraError
 from escha_oscar.installed.revert import revert
 from escha_oscar.integrate import Outcome, carry_out, prepare
-from escha_oscar.merge.plan import Options, Sources
+from escha_oscar.merge.files import Sources
+from escha_oscar.merge.plan import Options
 from escha_oscar.progress import Progress
 from escha_oscar.target.locate import locate
 from escha_oscar.target.record import is_record

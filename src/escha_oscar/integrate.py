@@ -10,7 +10,8 @@ from escha_oscar.errors import DriftError, EschaOscarError
 from escha_oscar.installed.apply import AppliedSummary, apply_plan
 from escha_oscar.installed.overlay import write_overlay
 from escha_oscar.installed.pristine import pristine_tree
-from escha_oscar.merge.plan import Options, Sources, build_plan
+from escha_oscar.merge.files import Sources
+from escha_oscar.merge.plan import Options, build_plan
 from escha_oscar.model import Plan, Report, Target
 from escha_oscar.progress import Progress
 from escha_oscar.target import record

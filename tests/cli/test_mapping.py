@@ -12,7 +12,8 @@ from escha_oscar.cli import main
 from escha_oscar.cli.mapping import RowState, row_states
 from escha_oscar.mapping import DECODE_PATHS, PIN, ROWS
 from escha_oscar.mapping.table import ARTICLE_NOTE
-from escha_oscar.merge.plan import Sources, build_plan
+from escha_oscar.merge.files import Sources
+from escha_oscar.merge.plan import build_plan
 from escha_oscar.model import Action
 from escha_oscar.source.bundled import Bundled
 from escha_oscar.tree import MemoryTree, planned

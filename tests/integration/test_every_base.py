@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from escha_oscar.merge.plan import Sources, build_plan
+from escha_oscar.merge.files import Sources
+from escha_oscar.merge.plan import build_plan
 from escha_oscar.model import Change, Severity, Target
 from escha_oscar.source.bundled import Bundled
 from escha_oscar.transforms import TRANSFORMS

@@ -7,7 +7,8 @@ import ast
 import pytest
 
 from escha_oscar.errors import AnchorError, SymbolError
-from escha_oscar.merge.graft import Base, Chooser, SourceFile, free_names, glue_calls
+from escha_oscar.merge.files import Base, SourceFile
+from escha_oscar.merge.graft import Chooser, free_names, glue_calls
 from escha_oscar.model import Action, Chosen, Origin, Row, Symbol, SymbolKind
 from escha_oscar.symbols.index import Index
 from escha_oscar.symbols.resolve import Resolver

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from escha_oscar.demo import Step
-    from escha_oscar.merge.plan import Sources
+    from escha_oscar.merge.files import Sources
     from escha_oscar.progress import Progress
 
 
@@ -59,7 +59,7 @@ def demo(source: SourceOptions, base: str, wheel: Path | None, keep: Path | None
 def sources_or_bundled(options: SourceOptions, progress: Progress) -> tuple[Sources, str | None]:
     """Open the pull request, or the bundled tree alone with a note on why."""
     from escha_oscar.cli.integrate import open_sources
-    from escha_oscar.merge.plan import Sources
+    from escha_oscar.merge.files import Sources
     from escha_oscar.source.bundled import Bundled
 
     try:

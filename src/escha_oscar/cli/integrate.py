@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from escha_oscar.integrate import Outcome
-    from escha_oscar.merge.plan import Sources
+    from escha_oscar.merge.files import Sources
     from escha_oscar.model import Finding, Plan, PlannedFile
     from escha_oscar.progress import Progress
 
@@ -90,7 +90,7 @@ def integrate(
 
 def open_sources(options: SourceOptions, progress: Progress) -> Sources:
     """Open the source that the options name, beside the bundled tree that stands in for what it lacks."""
-    from escha_oscar.merge.plan import Sources
+    from escha_oscar.merge.files import Sources
     from escha_oscar.source.bundled import Bundled
 
     bundled = Bundled.open()

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import ast
-import codecs
-import io
 import shlex
-import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from types import ModuleType
 
-import libcst as cst
-
-from escha_oscar.errors import AnchorError, SymbolError, TargetError
+from escha_oscar.errors import SymbolError, TargetError
 from escha_oscar.mapping import ROWS, copies, merges, row_for
 from escha_oscar.mapping.wheels import KERNELS_DIR
-from escha_oscar.merge import repairs
 from escha_oscar.merge.blast import check_blast_radius
-from escha_oscar.merge.graft import Base, Chooser, SourceFile, glue_calls
+from escha_oscar.merge.copied import Copier
+from escha_oscar.merge.files import Base, SourceFile, Sources
+from escha_oscar.merge.graft import Chooser, glue_calls
 from escha_oscar.merge.marker import is_marked, with_marker
+from escha_oscar.merge.python_file import decoded, parse
 from escha_oscar.model import (
     Action,
     Change,
@@ -38,39 +35,14 @@ from escha_oscar.model import (
     Target,
 )
 from escha_oscar.progress import NoProgress, Progress
-from escha_oscar.source import Source
 from escha_oscar.symbols.index import Function, Index
 from escha_oscar.symbols.resolve import Resolver
-from escha_oscar.symbols.signatures import misfit, signature_of
+from escha_oscar.symbols.signatures import signature_of
 from escha_oscar.transforms import TRANSFORMS, environ
 from escha_oscar.tree import Layered, MemoryTree, Tree, first_existing
 
 QUANT_KERNEL_INIT = "sglang/QuantKernel/__init__.py"
 EXTEND_KERNEL = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The trees to take from: ``pr`` is None with ``--source bundled``."""
-
-    pr: Source | None
-    bundled: Source
-
-    @property
-    def label(self) -> str:
-        """Return what the marker comment names."""
-        return f"commit {self.pr.id.commit}" if self.pr is not None else "its bundled implementation"
-
-    def file(self, source: Source | None, row: Row, taken_from: str) -> SourceFile | None:
-        """Return a row's file in one source, parsed on demand, or None where it has none."""
-        if source is None:
-            return None
-        paths = row.pr_paths if taken_from == "pr" else row.wheel_paths
-        for path in paths:
-            data = source.read(path)
-            if data is not None:
-                return SourceFile(path, taken_from, _decoded(data, path))
-        return None
 
 
 @dataclass(frozen=True)
@@ -146,77 +118,17 @@ class _Builder:
         if self.tree.read(QUANT_KERNEL_INIT) is None:
             self._add(QUANT_KERNEL_INIT, Change.CREATE, b"")
             self.repairs.append(Repair("quant-kernel-init", QUANT_KERNEL_INIT, "an empty package file was made"))
+        copier = Copier(self.sources, self._calls, self._resolver, self.dependencies, self.options.strict)
         for row in copies():
             path = row.wheel_paths[0]
             if self.tree.read(path) is not None:
                 raise _foreign(path)
-            self._add(path, Change.COPY, self._copied(row, path).encode())
-
-    def _copied(self, row: Row, path: str) -> str:
-        """Return a copied file's text: the pull request's with its repairs where it fits, else our own."""
-        source = self.sources.file(self.sources.pr, row, "pr")
-        own = self.sources.file(self.sources.bundled, row, "bundled")
-        assert own is not None, path
-        why = "not in the pull request" if self.sources.pr is not None else ""
-        if source is not None:
-            text, mended = self._mended(source.text, path)
-            why = self._unfit_copy(row, SourceFile(path, "pr", text), path) or ""
-            if not why:
-                self._use_file(row, path, "pr", "")
-                self.repairs += mended
-                if not mended:
-                    self.verbatim.append(path)
-                return text
-        if self.sources.pr is not None and self.options.strict:
-            raise SymbolError("a file cannot be copied from the source", path=path, found=why, hint=_BUNDLED_HINT)
-        self._use_file(row, path, "bundled", why)
-        return own.text
-
-    def _mended(self, text: str, path: str) -> tuple[str, list[Repair]]:
-        """Return a copied file's text with its known defects mended, and the record of each that was there."""
-        resolver = self._resolver()
-
-        def resolves(node: ast.ImportFrom) -> bool:
-            return all(resolver.has_name(node.module or "", alias.name) for alias in node.names)
-
-        done: list[Repair] = []
-        for defect in (*repairs.COPY_DEFECTS, repairs.unresolved_import(resolves)):
-            mended = defect.mend(text)
-            if mended != text:
-                done.append(Repair(defect.name, path, defect.detail))
-            text = mended
-        return text, done
-
-    def _unfit_copy(self, row: Row, source: SourceFile, path: str) -> str | None:
-        """Return why the pull request's file does not serve, or None."""
-        for symbol in row.symbols:
-            node = source.find(symbol.name)
-            if node is None and symbol.public:
-                return f"{symbol.name} is not in it"
-            signature = signature_of(node) if isinstance(node, Function) else None
-            calls = self._calls.get(symbol.name, []) if signature else []
-            reason = next((r for r in (misfit(call, signature) for call in calls if signature) if r), None)
-            if reason:
-                return f"a call of {symbol.name} does not fit: {reason}"
-        resolver = self._resolver(MemoryTree({path: source.text.encode(), **self._copied_paths()}))
-        base = Base(path, source.text, resolver, self.dependencies)
-        for node, guarded in _imports(source.tree):
-            missing = [a.name for a in node.names if not guarded and not base.has_import(node, a.name)]
-            if missing:
-                return f"imports {ast.unparse(node)}, which the wheel's tree lacks"
-        return None
-
-    def _copied_paths(self) -> dict[str, bytes]:
-        """Return the other copied files as the pull request has them, for their imports of each other."""
-        found: dict[str, bytes] = {}
-        for row in copies():
-            source = self.sources.file(self.sources.pr, row, "pr")
-            if source is not None:
-                found.setdefault(row.wheel_paths[0], source.text.encode())
-        return found
-
-    def _use_file(self, row: Row, path: str, taken_from: str, why: str) -> None:
-        self.uses += [SymbolUse(path, s.name, taken_from, why) for s in row.symbols if s.public]
+            file = copier.choose(row)
+            self.uses += [SymbolUse(path, s.name, file.taken_from, file.why) for s in row.symbols if s.public]
+            self.repairs += file.repairs
+            if file.taken_from == "pr" and not file.repairs:
+                self.verbatim.append(path)
+            self._add(path, Change.COPY, file.text.encode())
 
     # -- files that are merged
 
@@ -254,12 +166,12 @@ class _Builder:
 
     def _chosen(self, path: str, before: bytes, glue: tuple[str, ...]) -> Chosen:
         row = row_for(path) or Row(Action.MERGE, (path,), (path,))
-        donor = self.sources.file(self.sources.bundled, row, "bundled")
+        donor = self.sources.bundled_file(row)
         if donor is None:
             return Chosen({})
-        base = Base(path, _decoded(before, path), self._resolver(), self.dependencies)
+        base = Base(path, decoded(before, path), self._resolver(), self.dependencies)
         _refuse_foreign(row, base)
-        pr = self.sources.file(self.sources.pr, row, "pr")
+        pr = self.sources.pr_file(row)
         chooser = Chooser(row, pr, donor, base, self._calls, glue, self.options.strict)
         chosen = chooser.choose()
         self.uses += chosen.uses
@@ -281,8 +193,8 @@ class _Builder:
         """Return every field to register: ours, and what any transplanted or copied code reads besides."""
         row = row_for(environ.TARGET)
         assert row is not None
-        donor = self.sources.file(self.sources.bundled, row, "bundled")
-        pr = self.sources.file(self.sources.pr, row, "pr")
+        donor = self.sources.bundled_file(row)
+        pr = self.sources.pr_file(row)
         assert donor is not None
         fields = _env_defaults(donor)
         fields["SGLANG_OSCAR_KERNELS"] = f'EnvStr("{self.options.kernels}")'
@@ -319,20 +231,18 @@ class _Builder:
 
     @cached_property
     def _calls(self) -> Mapping[str, list[ast.Call]]:
-        files = [self.sources.file(self.sources.bundled, row, "bundled") for row in merges()]
+        files = [self.sources.bundled_file(row) for row in merges()]
         return glue_calls([f for f in files if f is not None], ROWS)
 
-    def _resolver(self, more: MemoryTree | None = None) -> Resolver:
+    def _resolver(self, more: Mapping[str, bytes] | None = None) -> Resolver:
+        """Look names up in the tree as planned so far, with ``more`` laid over it."""
         planned = {f.path: f.after for f in self.files}
-        top = MemoryTree({**planned, **dict(more.files)} if more else planned)
-        return Resolver(Index(Layered(top, self.tree)))
+        return Resolver(Index(Layered(MemoryTree({**planned, **(more or {})}), self.tree)))
 
     def _add(self, path: str, change: Change, after: bytes) -> None:
         self.files.append(PlannedFile(path, change, self.tree.read(path), after))
 
 
-#: Ten times the largest file that is merged; parsing takes time and memory in proportion.
-_LARGEST_FILE = 4 << 20
 _BUNDLED_HINT = "escha-oscar integrate --source bundled"
 
 
@@ -340,46 +250,6 @@ def kernel_files() -> dict[str, bytes]:
     """Return the kernel package's files by name, as they are shipped."""
     folder = resources.files("escha_oscar") / "kernels"
     return {f.name: f.read_bytes() for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".py")}
-
-
-def parse(data: bytes, path: str) -> cst.Module:
-    """Parse a file of the target; refuses by name what does not come back byte for byte."""
-    _decoded(data, path)
-    try:
-        module = cst.parse_module(data)
-    except cst.ParserSyntaxError as error:
-        raise AnchorError("the file does not parse", path=path, line=error.raw_line, found=error.message) from None
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise AnchorError("the file cannot be parsed", path=path, found=type(error).__name__) from None
-    if module.bytes != data:
-        raise AnchorError("the file does not survive parsing byte for byte; it is left alone", path=path)
-    return module
-
-
-def _decoded(data: bytes, path: str) -> str:
-    """Return the text of a Python file in its declared encoding; raises AnchorError for bad bytes and for size."""
-    if len(data) > _LARGEST_FILE:
-        raise AnchorError(
-            "the file is too large", path=path, sought=f"{_LARGEST_FILE} bytes at most", found=str(len(data))
-        )
-    # In the first two lines a bad byte already trips the detector, which does not say where it is.
-    encoding, problem = "utf-8", None
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    except (SyntaxError, LookupError) as error:
-        problem = str(error)
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        start = error.start + (len(codecs.BOM_UTF8) if encoding == "utf-8-sig" else 0)
-        found = f"byte 0x{data[start]:02x} at offset {start}"
-        line = data.count(b"\n", 0, start) + 1
-        raise AnchorError("the file is not valid text", path=path, line=line, found=found) from None
-    if problem is not None:
-        raise AnchorError(f"the file has no usable encoding: {problem}", path=path, line=1)
-    return text
 
 
 def _refuse_foreign(row: Row, base: Base) -> None:
@@ -414,26 +284,3 @@ def _envs_read(text: str) -> set[str]:
     return {
         n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "envs"
     }
-
-
-def _imports(module: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Return every import of a file, with whether a ``try`` that catches ImportError or TYPE_CHECKING guards it."""
-    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
-    stack: list[tuple[ast.AST, bool]] = [(module, False)]
-    while stack:
-        node, guarded = stack.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append((node, guarded))
-        if isinstance(node, ast.Try):
-            stack += [(child, guarded or any(map(_catches_import, node.handlers))) for child in node.body]
-            stack += [(child, guarded) for handler in node.handlers for child in handler.body]
-            stack += [(child, guarded) for child in (*node.orelse, *node.finalbody)]
-            continue
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        stack += [(child, guarded or typing_only) for child in ast.iter_child_nodes(node)]
-    return found
-
-
-def _catches_import(handler: ast.ExceptHandler) -> bool:
-    kinds = ast.unparse(handler.type) if handler.type is not None else "Exception"
-    return any(name in kinds for name in ("ImportError", "ModuleNotFoundError", "Exception"))
