@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
+import xml.etree.ElementTree
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -13,6 +16,8 @@ import pytest
 from escha_oscar import cli
 from escha_oscar.errors import ExitCode
 from escha_oscar.source.bundled import Bundled
+from tests.support import forks
+from tests.support.wheels import make_site_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -110,3 +115,40 @@ def test_every_setting_is_explained() -> None:
     text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
     assert len(names) > 5
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+PICTURES = sorted((ROOT / "docs/images").glob("*.svg"))
+
+
+def drawing() -> ModuleType:
+    """Return the script that draws the pictures."""
+    spec = importlib.util.spec_from_file_location("render", ROOT / "docs/images/render.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def holds_by_itself(svg: str) -> None:
+    """A picture loads nothing from elsewhere, and names no place of the machine that it was drawn on."""
+    assert set(re.findall(r"https?://[^\"' ]+", svg)) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"url\((.)", svg)) <= {"#"} and "@font-face" not in svg and "@import" not in svg
+    text = "".join(xml.etree.ElementTree.fromstring(svg).itertext())
+    assert re.search(r"(^|\s)/\w", text) is None
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
+def test_a_picture_holds_by_itself_and_is_shown(picture: Path) -> None:
+    holds_by_itself(picture.read_text(encoding="utf-8"))
+    shown = f"images/{picture.name})"
+    assert any(shown in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_the_pictures_can_be_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site_packages(tmp_path, forks.OLD)
+    monkeypatch.chdir(tmp_path)
+    drawing().draw_all(site, tmp_path)
+    drawn = sorted(tmp_path.glob("*.svg"))
+    assert [path.name for path in drawn] == [path.name for path in PICTURES]
+    for path in drawn:
+        holds_by_itself(path.read_text(encoding="utf-8"))

@@ -88,12 +88,7 @@ def _symbol(symbol: Symbol) -> dict[str, Any]:
 
 def _print(console: Console, states: list[RowState | None]) -> None:
     line(console, f"sglang PR #{PIN.pull_request} at {PIN.commit}")
-    table(
-        console,
-        f"files below {_BELOW}",
-        ("action", "pull request -> wheel", "state" if states[0] else "why"),
-        [_cells(row, state) for row, state in zip(ROWS, states, strict=True)],
-    )
+    print_files(console, states)
     rows = [
         (s.name, s.kind.value, s.origin.value + ("" if s.public else ", internal")) for row in ROWS for s in row.symbols
     ]
@@ -101,6 +96,13 @@ def _print(console: Console, states: list[RowState | None]) -> None:
     also = [(path.removeprefix(_BELOW), what) for path, what in ALSO_MERGED.items()]
     table(console, f"also merged, below {_BELOW}", ("wheel", "what"), also)
     line(console, ARTICLE_NOTE)
+
+
+def print_files(console: Console, states: list[RowState | None]) -> None:
+    """Print one line for each file, with its state in a tree or the reason of its row."""
+    columns = ("action", "pull request -> wheel", "state" if states[0] else "why")
+    rows = [_cells(row, state) for row, state in zip(ROWS, states, strict=True)]
+    table(console, f"files below {_BELOW}", columns, rows)
 
 
 def _cells(row: Row, state: RowState | None) -> tuple[str, str, str]:
