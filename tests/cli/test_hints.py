@@ -91,6 +91,8 @@ COMPLETED = {
         {"--pr-repo": "r.git", **SITE},
         f"escha-oscar integrate --source bundled {QUOTED} (no network)",
     ),
+    "a folder in another command": ("grep -rn x <site-packages>/sglang", SITE, "grep -rn x '/a b/site'/sglang"),
+    "no folder for another command": ("grep -rn x <site-packages>/sglang", {}, "grep -rn x <site-packages>/sglang"),
     "no command of ours": ("pip install --upgrade escha-oscar", SITE, "pip install --upgrade escha-oscar"),
     "no such command": ("escha-oscar frobnicate --force", SITE, "escha-oscar frobnicate --force"),
     "text": ("wait for it to end", SITE, "wait for it to end"),
@@ -200,23 +202,26 @@ def options_of(name: str) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
+@pytest.mark.parametrize("asked", ["integrate", "status"])
 def test_the_next_commands_of_a_whole_session_can_be_pasted(
-    places: dict[str, str], capsys: pytest.CaptureFixture[str]
+    asked: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Integrate, edit a file, and from there do only what the tool says, until nothing is left to do."""
-    typed = ["--site-packages", places["stock"], "--allow-upstream", "--source", "bundled"]
+    where, how = ["--site-packages", places["stock"]], ["--allow-upstream", "--source", "bundled"]
     edited = Path(places["stock"]) / forks.SCHEDULER
-    assert main(["integrate", *typed]) == 0
+    assert main(["integrate", *where, *how]) == 0
     edited.write_text(edited.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
     capsys.readouterr()
-    assert main(["integrate", *typed]) == 3
-    hint = capsys.readouterr().err.splitlines()[-1].removeprefix("  next: ")
+    assert main([asked, *where, *(how if asked == "integrate" else [])]) == 3
+    out, err = capsys.readouterr()
+    hint = (out + err).splitlines()[-1].partition("next: ")[2]
     commands = re.findall(r"escha-oscar ((?:(?!, then| \().)*)", hint)
     assert [command.split()[0] for command in commands] == ["revert", "integrate"]
     for command in commands:
         assert main(shlex.split(command)) == 0
     capsys.readouterr()
-    assert main(["status", *typed[:2]]) == 0
+    assert main(["status", *where]) == 0
+    assert "\nintegrated\n" in capsys.readouterr().out
 
 
 def test_status_and_verify_say_commands_that_can_be_pasted(
@@ -229,7 +234,7 @@ def test_status_and_verify_say_commands_that_can_be_pasted(
     assert main(["status", "--site-packages", site]) == 3
     assert f"revert --force --site-packages {site} (keeps" in capsys.readouterr().out
     assert main(["status", "--site-packages", site, "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["hint"].endswith(f"integrate --site-packages {site}")
+    assert json.loads(capsys.readouterr().out)["hint"].endswith(f"integrate --source bundled --site-packages {site}")
     assert main(["verify", "--level", "files", "--site-packages", site]) == 1
     assert f"--site-packages {site}" in capsys.readouterr().out
     assert main(["verify", "--level", "files", "--site-packages", site, "--json"]) == 1

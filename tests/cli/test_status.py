@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.cli import main
+from escha_oscar.cli import status as command
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.overlay import write_overlay
+from escha_oscar.installed.status import Condition, Status
+from escha_oscar.mapping import PIN
+from escha_oscar.model import SourceId
 from tests.support import forks
 from tests.support.environments import POOL, make_environment, make_plan
 from tests.support.wheels import make_site_packages
@@ -82,6 +87,28 @@ def test_reinstalled_says_to_integrate(site: Path, tmp_path: Path, capsys: pytes
     assert (code, data["condition"]) == (0, "reinstalled")
     assert "reinstalled, not integrated" in text
     assert "next: escha-oscar integrate" in text
+
+
+AGAIN = {
+    "an Escha wheel": (("escha", None, None, "native"), ""),
+    "the pinned commit": (("escha", PIN.repository, PIN.commit, "native"), ""),
+    "a stock release": (("sglang", PIN.repository, PIN.commit, "native"), " --allow-upstream"),
+    "another commit, its kernels": (
+        ("escha", "/a b.git", "c" * 40, "pr"), f" --pr-repo '/a b.git' --pr-commit {'c' * 40} --kernels pr",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "options"), AGAIN.values(), ids=AGAIN)
+def test_an_integration_is_repeated_with_its_own_options(
+    made: tuple[str, str | None, str | None, str], options: str, tmp_path: Path
+) -> None:
+    distribution, repository, commit, kernels = made
+    source = SourceId("pr", "it", commit, repository)
+    found = Status(Condition.REINSTALLED, tmp_path, source, kernels, "0.1.0", distribution, "1")
+    assert command._next(found) == f"escha-oscar integrate{options}"
+    bundled = dataclasses.replace(found, source=SourceId("bundled", "it"))
+    assert "--source bundled" in str(command._next(bundled)) and "--pr-" not in str(command._next(bundled))
 
 
 def test_a_damaged_state_is_one_line_with_exit_3(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

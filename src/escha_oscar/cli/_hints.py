@@ -50,7 +50,9 @@ def completed(hint: str, typed: Typed, known: Known) -> str:
             parts += [hint[end : match.end()]]
             words, end = _words(hint, match.end(), options)
             parts += [f" {word}" for word in _filled(words, typed, options)]
-    return "".join([*parts, hint[end:]])
+    folder = typed.get("--site-packages")
+    whole = "".join([*parts, hint[end:]])
+    return whole.replace("<site-packages>", shlex.quote(folder)) if folder else whole
 
 
 def _words(hint: str, start: int, options: Mapping[str, bool]) -> tuple[list[str], int]:

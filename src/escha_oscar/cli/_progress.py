@@ -30,7 +30,7 @@ def progress_sink(*, quiet: bool = False) -> Iterator[Progress]:
         from rich.progress import Progress as Bars
         from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        columns = (SpinnerColumn(), TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description} {task.fields[count]}"))
         with Bars(*columns, console=console(stderr=True), transient=True) as bars:
             yield RichProgress(bars)
 

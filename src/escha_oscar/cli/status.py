@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from escha_oscar.cli._render import Output, json_option
 from escha_oscar.cli._table import line
 from escha_oscar.errors import ExitCode, TargetError
 from escha_oscar.installed.status import Condition, Status, read_status
+from escha_oscar.mapping import PIN
 from escha_oscar.target.locate import locate
 from escha_oscar.target.record import is_record
 
@@ -81,7 +84,7 @@ def _record(found: Status) -> dict[str, Any]:
         "version": found.version,
         "files": {file.path: file.condition.value for file in found.files},
         "detail": found.detail,
-        "hint": next_command(_NEXT.get(found.condition)),
+        "hint": _next(found),
     }
 
 
@@ -100,5 +103,29 @@ def _print(console: Console, found: Status) -> None:
         line(console, f"  wheel: {found.distribution} {found.version}")
     for file in found.deviating:
         line(console, f"  {file.condition.value}: {file.path}")
-    if found.condition in _NEXT:
-        line(console, f"next: {next_command(_NEXT[found.condition])}")
+    hint = _next(found)
+    if hint is not None:
+        line(console, f"next: {hint}")
+
+
+def _next(found: Status) -> str | None:
+    """Return the next command; an integration is repeated with the options that it was made with."""
+    hint = _NEXT.get(found.condition)
+    if found.condition is Condition.OVERLAY and found.deviating:
+        hint = "escha-oscar verify --level files"
+    again = " ".join(["escha-oscar integrate", *_as_before(found)])
+    return None if hint is None else next_command(hint.replace("escha-oscar integrate", again))
+
+
+def _as_before(found: Status) -> Iterator[str]:
+    source = found.source
+    if found.distribution == "sglang":
+        yield "--allow-upstream"
+    if source is not None and source.kind == "bundled":
+        yield "--source bundled"
+    elif (
+        source is not None and source.repository and (source.repository, source.commit) != (PIN.repository, PIN.commit)
+    ):
+        yield f"--pr-repo {shlex.quote(source.repository)} --pr-commit {source.commit}"
+    if found.kernels == "pr":
+        yield "--kernels pr"

@@ -138,7 +138,7 @@ def _identify(owner: Distribution, allow_upstream: bool) -> tuple[str, tuple[str
         raise TargetError(
             f"{PACKAGE}/ here belongs to {build}, not to the Escha runtime", path=str(owner.dist_info),
             sought="escha, for example 1.0.2+qwen3moe", found=build,
-            hint="add --allow-upstream to integrate into stock sglang",
+            hint="escha-oscar integrate --allow-upstream (for a stock sglang)",
         )  # fmt: skip
     if family is None:
         return "unknown", (f"{build} is an unknown build; it is tried by structure",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def _overlay(site_packages: Path) -> Iterator[Finding]:
     except TargetError as error:
         yield _damaged(error)
         return
-    again = f"escha-oscar integrate --site-packages {made.shadows} --overlay"
-    yield from (_deviating(file, f"{again} {site_packages} --force") for file in read_status(site_packages).deviating)
+    again = f"escha-oscar integrate --site-packages {shlex.quote(made.shadows)} --overlay"
+    anew = f"{again} {shlex.quote(str(site_packages))} --force"
+    yield from (_deviating(file, anew) for file in read_status(site_packages).deviating)
     made_from, now = f"{made.distribution} {made.version}", f"{owner.name} {owner.version}"
     if made_from != now:
         yield finding(
@@ -172,7 +174,7 @@ def _shadows(site_packages: Path, search_path: Sequence[Path]) -> Iterator[Findi
                 path=str(shadow),
                 expected=f"{site_packages / 'sglang'} first",
                 found=f"{shadow} first",
-                hint=f"escha-oscar verify --site-packages {entry}, or take {entry} out of PYTHONPATH",
+                hint=f"escha-oscar verify --site-packages {shlex.quote(str(entry))}, or take it out of PYTHONPATH",
             )
             return
 

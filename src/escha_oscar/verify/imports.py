@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _judge(
             path=str(package),
             expected=str(site_packages / "sglang"),
             found=str(package),
-            hint=f"escha-oscar verify --site-packages {Path(package).parent}",
+            hint=f"escha-oscar verify --site-packages {shlex.quote(str(Path(package).parent))}",
         )
         return
     failure = data.get("failure")
