@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.disk import fsops
-from escha_oscar.disk.fsops import ABSENT, Kind, Root, atomic_write
+from escha_oscar.disk.fsops import Root, atomic_write
+from escha_oscar.disk.image import ABSENT, Kind
 from escha_oscar.errors import TargetError
 
 SRC = Path(fsops.__file__).parents[1]

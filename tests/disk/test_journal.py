@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escha_oscar.disk import journal
-from escha_oscar.disk.fsops import ABSENT, Image, Kind
-from escha_oscar.disk.journal import STATE_FILE, Journal, Step
+from escha_oscar.disk.image import ABSENT, Image, Kind
+from escha_oscar.disk.journal import Journal, Step
+from escha_oscar.disk.layout import STATE_FILE, allowed
 from escha_oscar.errors import RecoveryError, TargetError
 
 FILE = Image(Kind.FILE, "ab" * 32, 3, 0o644, 0, 0, 17, None, 2)
@@ -69,13 +70,13 @@ def test_a_transaction_id_that_is_a_path_is_refused() -> None:
     ],
 )
 def test_paths_that_this_tool_writes_are_allowed(path: str) -> None:
-    assert journal.allowed(path) == path
+    assert allowed(path) == path
 
 
 @given(st.text(max_size=60))
 def test_any_other_text_is_refused_or_stays_below_the_package(path: str) -> None:
     try:
-        journal.allowed(path)
+        allowed(path)
     except TargetError:
         return
     assert path.startswith("sglang/") or path.endswith(".dist-info/RECORD")

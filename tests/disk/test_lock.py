@@ -13,6 +13,7 @@ import pytest
 
 from escha_oscar.disk import lock
 from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.layout import LOCK_FILE
 from escha_oscar.errors import LockedError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.pristine import pristine_tree
@@ -111,11 +112,11 @@ def test_the_lock_is_the_same_through_a_linked_path(site: Path, tmp_path: Path) 
 def test_a_lock_file_that_was_removed_while_we_waited_is_taken_anew(tmp_path: Path) -> None:
     root = Root(tmp_path)
     with lock.exclusive(root, NoProgress()):
-        held = os.open(root.full(lock.LOCK_FILE), os.O_RDWR)
+        held = os.open(root.full(LOCK_FILE), os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
-    threading.Timer(0.3, lambda: (root.remove(lock.LOCK_FILE), os.close(held))).start()
+    threading.Timer(0.3, lambda: (root.remove(LOCK_FILE), os.close(held))).start()
     with lock.exclusive(root, NoProgress(), wait_s=20):
-        assert root.full(lock.LOCK_FILE).exists()
+        assert root.full(LOCK_FILE).exists()
         assert lock.holder(root) is not None
     assert lock.holder(root) is None
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.cli import main
-from escha_oscar.disk.journal import JOURNAL_FILE
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.layout import JOURNAL_FILE, STATE_DIR
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.status import Condition, read_status
 from tests.support import forks

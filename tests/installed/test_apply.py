@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.disk import fsops
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.layout import STATE_DIR
 from escha_oscar.errors import ApplyError, DriftError, StoppedError, TargetError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.pristine import pristine_tree

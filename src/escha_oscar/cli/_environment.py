@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.layout import STATE_DIR
 from escha_oscar.errors import TargetError
 from escha_oscar.target.search import PACKAGE, no_package, no_such_folder, refuse_foreign_owner, search_path
 

@@ -14,10 +14,10 @@ import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from escha_oscar.disk.image import ABSENT, Image, Kind
 from escha_oscar.errors import TargetError, UnreadableError
 from escha_oscar.model import sha256
 from escha_oscar.tree import checked
@@ -29,41 +29,6 @@ _FS_IOC_GETFLAGS = 0x80086601
 _IMMUTABLE_OR_APPEND = 0x30
 #: Files larger than this are not what this tool edits; reading stops there.
 MAX_BYTES = 64 * 1024 * 1024
-
-
-class Kind(str, Enum):
-    """What stands at a path."""
-
-    ABSENT = "absent"
-    FILE = "file"
-    LINK = "link"
-
-
-@dataclass(frozen=True)
-class Image:
-    """One path as it stands: content digest, permission bits, owner, times; for a link its text as well.
-
-    ``sha256`` of a link is that of the content behind it (None when it dangles). ``mtime_ns`` is in nanoseconds.
-    """
-
-    kind: Kind
-    sha256: str | None = None
-    size: int = 0
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    mtime_ns: int = 0
-    link: str | None = None
-    links: int = 1
-
-    def same_content(self, other: Image) -> bool:
-        """Return whether both are the same kind with the same bytes, or links with the same text."""
-        if self.kind is not other.kind:
-            return False
-        return self.link == other.link if self.kind is Kind.LINK else self.sha256 == other.sha256
-
-
-ABSENT = Image(Kind.ABSENT)
 
 
 @dataclass(frozen=True)

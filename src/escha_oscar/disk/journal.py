@@ -10,23 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from escha_oscar.disk.fsops import ABSENT, Image, Kind
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.image import Image, image_of, image_record
+from escha_oscar.disk.layout import JOURNAL_FILE, STATE_FILE, allowed, allowed_folder
 from escha_oscar.errors import RecoveryError, TargetError
 from escha_oscar.model import sha256
-from escha_oscar.tree import checked
 
-JOURNAL_FILE = f"{STATE_DIR}/journal"
-STATE_FILE = f"{STATE_DIR}/state.json"
 SCHEMA_VERSION = 1
-#: A placed or merged file; nothing that Python runs at start-up or loads as a binary.
-_SUFFIXES = (".py", ".pyi", ".json", ".typed")
-_RECORD = re.compile(r"[A-Za-z0-9_.+!-]+\.dist-info/RECORD")
-_CACHE = re.compile(r"sglang/(?:[^/]+/)*__pycache__/[^/]+\.pyc")
-_HEX = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
@@ -83,56 +75,6 @@ def decode(data: bytes) -> Journal:
             found=str(error) or type(error).__name__,
             hint="pip install --force-reinstall --no-deps WHEEL, then escha-oscar integrate",
         ) from error
-
-
-def allowed(path: str) -> str:
-    """Return ``path`` if this tool may write it: a source below ``sglang/``, its bytecode, or a RECORD.
-
-    Raises TargetError for anything else, ``..`` and absolute paths included.
-    """
-    plain = str(checked(path)) == path and path.isprintable()
-    source = path.startswith("sglang/") and path.endswith(_SUFFIXES)
-    if not plain or not (source or _CACHE.fullmatch(path) or _RECORD.fullmatch(path)):
-        raise TargetError("not a path that this tool writes", path=repr(path), sought="a source file below sglang/")
-    return path
-
-
-def allowed_folder(path: str) -> str:
-    """Return ``path`` if it is a folder at or below ``sglang/``."""
-    if str(checked(path)) != path or not path.startswith("sglang/"):
-        raise TargetError("not a folder that this tool makes", path=repr(path), sought="a folder below sglang/")
-    return path
-
-
-def image_record(image: Image) -> dict[str, Any]:
-    """Return an image as plain JSON data."""
-    if image.kind is Kind.ABSENT:
-        return {"kind": image.kind.value}
-    return {**asdict(image), "kind": image.kind.value}
-
-
-def image_of(record: Mapping[str, Any]) -> Image:
-    """Return the image in ``record``; raises ValueError or TypeError for wrong types."""
-    kind = Kind(record["kind"])
-    if kind is Kind.ABSENT:
-        return ABSENT
-    values = {field.name: record[field.name] for field in fields(Image)}
-    image = Image(**{**values, "kind": kind})
-    numbers = (image.size, image.mode, image.uid, image.gid, image.mtime_ns, image.links)
-    if any(type(number) is not int for number in numbers) or not 0 <= image.mode <= 0o7777:
-        raise ValueError("an image needs whole numbers")
-    if (kind is Kind.LINK) != isinstance(image.link, str):
-        raise ValueError("a link needs its text")
-    if image.sha256 is not None or kind is Kind.FILE:
-        digest_of(image.sha256)
-    return image
-
-
-def digest_of(value: object) -> str:
-    """Return ``value`` if it is a hex SHA-256; raises ValueError otherwise."""
-    if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise ValueError(f"not a SHA-256: {str(value)[:80]!r}")
-    return value
 
 
 def _plain(step: Step) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.layout import LOCK_FILE, STATE_DIR
 from escha_oscar.errors import LockedError
 from escha_oscar.progress import Progress
 
-STATE_DIR = ".escha-oscar"
-LOCK_FILE = f"{STATE_DIR}/lock"
 _POLL_S = 0.05
 
 

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from escha_oscar.disk.fsops import Image, Kind, Root
-from escha_oscar.disk.journal import digest_of
-from escha_oscar.disk.lock import LOCK_FILE, STATE_DIR
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind, digest_of
+from escha_oscar.disk.layout import LOCK_FILE, ORIGINALS, SAVED, STATE_DIR, UNDO
 from escha_oscar.errors import TargetError
 from escha_oscar.model import sha256
-
-ORIGINALS = f"{STATE_DIR}/originals"
-UNDO = f"{STATE_DIR}/undo"
-SAVED = f"{STATE_DIR}/saved"
 
 
 def put(root: Root, folder: str, blobs: Mapping[bytes, bool]) -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from escha_oscar.disk import bytecode, store
-from escha_oscar.disk.fsops import Image, Kind, Root
-from escha_oscar.disk.journal import JOURNAL_FILE, STATE_FILE, Journal, Step, decode, encode
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind
+from escha_oscar.disk.journal import Journal, Step, decode, encode
+from escha_oscar.disk.layout import JOURNAL_FILE, STATE_DIR, STATE_FILE
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import ApplyError, DriftError, EschaOscarError, RecoveryError, StoppedError
 from escha_oscar.progress import Progress

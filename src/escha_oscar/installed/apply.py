@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escha_oscar.disk import bytecode, store
-from escha_oscar.disk.fsops import Image, Kind, Root
-from escha_oscar.disk.journal import Step, allowed
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind
+from escha_oscar.disk.journal import Step
+from escha_oscar.disk.layout import allowed
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import DriftError, TargetError
 from escha_oscar.installed import decide, memory, perform, recovery, state

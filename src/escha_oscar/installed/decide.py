@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from escha_oscar import __version__
-from escha_oscar.disk import bytecode, store
-from escha_oscar.disk.fsops import ABSENT, Image, Kind
-from escha_oscar.disk.journal import STATE_FILE, Step, allowed
-from escha_oscar.disk.lock import LOCK_FILE
+from escha_oscar.disk import bytecode
+from escha_oscar.disk.image import ABSENT, Image, Kind
+from escha_oscar.disk.journal import Step
+from escha_oscar.disk.layout import LOCK_FILE, ORIGINALS, STATE_FILE, allowed
 from escha_oscar.errors import DriftError
 from escha_oscar.installed import state
 from escha_oscar.installed.state import CacheEntry, FileEntry, State
@@ -131,7 +131,7 @@ def source_of(cache: str) -> str:
 
 def _record_after(plan: Plan, pristine: bytes, originals: Iterable[Image]) -> bytes:
     """Add hashed rows for our files, and bare rows for the state, so that uninstallers leave nothing behind."""
-    backups = [f"{store.ORIGINALS}/{image.sha256}" for image in originals if image.sha256]
+    backups = [f"{ORIGINALS}/{image.sha256}" for image in originals if image.sha256]
     own = [STATE_FILE, LOCK_FILE, *backups]
     return rows.with_rows(pristine, {**{f.path: f.after for f in plan.files}, **dict.fromkeys(own)})
 

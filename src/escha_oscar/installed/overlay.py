@@ -8,7 +8,7 @@ from pathlib import Path
 
 from escha_oscar import __version__
 from escha_oscar.disk import fsops
-from escha_oscar.disk.journal import allowed
+from escha_oscar.disk.layout import allowed
 from escha_oscar.errors import ApplyError, DriftError, UsageError
 from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.shadow import MARKER, Shadow, differing, encode, is_shadow, read_shadow

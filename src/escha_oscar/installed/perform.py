@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from escha_oscar.disk import bytecode, store, transaction
-from escha_oscar.disk.fsops import Kind, Root
-from escha_oscar.disk.journal import STATE_FILE, Journal
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Kind
+from escha_oscar.disk.journal import Journal
+from escha_oscar.disk.layout import ORIGINALS, STATE_FILE, UNDO
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import ApplyError, DriftError
 from escha_oscar.installed.decide import Decision, Disk
@@ -84,14 +86,14 @@ def _probe(root: Root, decision: Decision, contents: dict[str, bytes]) -> None:
 def _keep(root: Root, decision: Decision) -> None:
     """Store the bytes of everything that will be replaced: originals to stay, the rest until the commit."""
     lasting = decision.state.originals if decision.state else frozenset[str]()
-    kept: dict[str, dict[bytes, bool]] = {store.ORIGINALS: {}, store.UNDO: {}}
+    kept: dict[str, dict[bytes, bool]] = {ORIGINALS: {}, UNDO: {}}
     for step in decision.steps:
         if step.before.sha256 is None:
             continue
         data = root.read(step.path)
         if sha256(data) != step.before.sha256:
             raise DriftError("changed by another process", path=str(root.full(step.path)))
-        kept[store.ORIGINALS if step.before.sha256 in lasting else store.UNDO][data] = root.is_public(step.path)
+        kept[ORIGINALS if step.before.sha256 in lasting else UNDO][data] = root.is_public(step.path)
     for folder, blobs in kept.items():
         if blobs:
             store.put(root, folder, blobs)

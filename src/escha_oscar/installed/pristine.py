@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escha_oscar.disk import store
-from escha_oscar.disk.fsops import Image, Kind, Root
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind
 from escha_oscar.installed import recovery, state
 from escha_oscar.installed.standing import valid_state
 from escha_oscar.tree import DiskTree

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from escha_oscar.disk import store, transaction
 from escha_oscar.disk.fsops import Root
-from escha_oscar.disk.journal import JOURNAL_FILE, Journal
-from escha_oscar.disk.lock import STATE_DIR, exclusive, holder
+from escha_oscar.disk.journal import Journal
+from escha_oscar.disk.layout import JOURNAL_FILE, STATE_DIR
+from escha_oscar.disk.lock import exclusive, holder
 from escha_oscar.disk.signals import Deferred, deferred
 from escha_oscar.errors import LockedError, RecoveryError, TargetError
 from escha_oscar.installed import state

@@ -8,8 +8,9 @@ from enum import Enum
 from pathlib import Path
 
 from escha_oscar.disk import bytecode
-from escha_oscar.disk.fsops import Kind, Root
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Kind
+from escha_oscar.disk.layout import STATE_DIR
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import DriftError, UsageError
 from escha_oscar.installed import decide, memory, perform, recovery, state

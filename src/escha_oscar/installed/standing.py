@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
-from escha_oscar.disk.fsops import Image, Kind, Root
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind
 from escha_oscar.installed.state import FileEntry, State
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from escha_oscar.disk.fsops import Image, Kind, Root
-from escha_oscar.disk.journal import STATE_FILE, allowed, allowed_folder, digest_of, image_of, image_record
-from escha_oscar.disk.lock import STATE_DIR
+from escha_oscar.disk.fsops import Root
+from escha_oscar.disk.image import Image, Kind, digest_of, image_of, image_record
+from escha_oscar.disk.layout import STATE_DIR, STATE_FILE, allowed, allowed_folder
 from escha_oscar.errors import TargetError
 from escha_oscar.model import Change, SourceId, sha256
 

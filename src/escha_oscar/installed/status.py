@@ -8,7 +8,7 @@ from pathlib import Path
 
 from escha_oscar.disk import lock, transaction
 from escha_oscar.disk.fsops import Root
-from escha_oscar.disk.journal import STATE_FILE
+from escha_oscar.disk.layout import STATE_FILE
 from escha_oscar.errors import RecoveryError, TargetError
 from escha_oscar.installed import memory, shadow, state
 from escha_oscar.installed.standing import Conditions, FileCondition, conditions, is_replaced
