@@ -191,7 +191,7 @@ def test_inspect_as_json_reports_an_unsafe_file_as_a_finding(run: Any, tmp_path:
     code, out, err = run("--inspect", unsafe, "--json")
     data = json.loads(out)
     assert (code, err, data["ok"], data["exit_code"]) == (1, "", False, 1)
-    assert data["files"][0]["findings"][0]["message"].startswith("is no file of plain tensors; found: ")
+    assert data["files"][0]["findings"][0]["message"].startswith("is no rotation file; found: ")
     code, out, _ = run("--inspect", unsafe)
     assert (code, out.splitlines()[2].split()[-1]) == (1, "FAIL")
 

@@ -183,7 +183,7 @@ def test_a_pickled_class_is_refused_and_never_run(tmp_path: Path) -> None:
     for path in (saved(tmp_path, {"layers": {0: Canary(target)}}), tmp_path / "raw.pt"):
         if path.name == "raw.pt":
             path.write_bytes(pickle.dumps(Canary(target)))
-        assert refuse(path).message == "is no file of plain tensors"
+        assert refuse(path).message == "is no rotation file"
     assert not target.exists()
 
 
@@ -219,7 +219,7 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
             archive.writestr("a", "b")
     else:
         path.write_bytes({"empty": b"", "truncated": path.read_bytes()[:5000], "text": b"hello"}[damage])
-    assert refuse(path).message == "is no file of plain tensors"
+    assert refuse(path).message == "is no rotation file"
 
 
 def test_paths_that_are_no_files_are_usage_errors(tmp_path: Path) -> None:

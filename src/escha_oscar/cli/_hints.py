@@ -94,8 +94,10 @@ def next_command(hint: str | None, context: click.Context | None = None) -> str 
 
 def next_step(error: EschaOscarError, context: click.Context | None) -> str | None:
     """Return the completed hint of an error, or that of its exit code where it has none."""
-    name = f"escha-oscar {context.info_name}" if context is not None else "escha-oscar"
-    return next_command(error.hint or _BY_CODE.get(error.exit_code, "{} --help").format(name), context)
+    hint = error.hint or _BY_CODE.get(error.exit_code)
+    if hint is not None:
+        return next_command(hint, context)
+    return f"escha-oscar {context.info_name} --help" if context is not None else "escha-oscar --help"
 
 
 def typed_options(context: click.Context) -> dict[str, str | None]:

@@ -114,10 +114,10 @@ def load_rotation_file(path: Path) -> RotationFile:
     Layer ids may be int or str; a layer stored under both must be the same. Raises UsageError where the path is no
     readable file and RotationFileError where its content is not a rotation file.
     """
-    state = load_tensors(path)
+    state = load_tensors(path, "rotation file")
     layers = state.get("layers") if isinstance(state, dict) else None
     if not isinstance(layers, dict) or not layers:
-        raise RotationFileError("no rotation file", path=str(path), sought='{"layers": {id: {"rotation": tensor}}}')
+        raise RotationFileError("is no rotation file", path=str(path), sought='{"layers": {id: {"rotation": tensor}}}')
     found: dict[int, Tensor] = {}
     for key, entry in layers.items():
         layer = _layer_id(path, key)
@@ -136,8 +136,8 @@ def load_rotation_file(path: Path) -> RotationFile:
     )
 
 
-def load_tensors(path: Path) -> Any:
-    """Load a torch file with ``weights_only=True`` onto the CPU; raises as ``load_rotation_file`` does."""
+def load_tensors(path: Path, what: str = "file of plain tensors") -> Any:
+    """Load a torch file, called ``what`` in errors, with ``weights_only=True`` onto the CPU; raises as ``load_rotation_file`` does."""
     torch = torch_module()
     try:
         found = path.stat()
@@ -149,7 +149,7 @@ def load_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen types, and advises to load without the safeguard
         raise RotationFileError(
-            "is no file of plain tensors", path=str(path), sought="what torch.save writes", found=_kind(path)
+            f"is no {what}", path=str(path), sought="what torch.save writes", found=_kind(path)
         ) from error
 
 

@@ -283,6 +283,7 @@ REFUSALS: tuple[Trap, ...] = (
         "two-head-sizes",
         lambda f: f.model.two_head_sizes,
         lambda f: f"full layers have heads of {f.model.full.head_dim}, sliding ones of {f.model.sliding.head_dim}",
+        "serve this model with another --kv-cache-dtype",
     ),
     Trap(
         "ep-size",
@@ -314,6 +315,7 @@ REFUSALS: tuple[Trap, ...] = (
         "memory",
         lambda f: f.profile.measured and f.request.vram * f.request.tp < 24 * GB,
         lambda f: f"{f.request.tp} x {f.request.vram / GB:.1f} GB: this checkpoint needs 24 GB in all",
+        "name more GPUs with --tp, or larger ones with --vram",
     ),
     Trap(
         "vram-cliff",

@@ -229,6 +229,7 @@ def fit(memory: Memory, per_token: TokenBytes, slot_bytes: int, slots: int | Non
             sought="more than weights and recurrent state",
             found=f"{memory.vram * memory.mem_fraction / GIB:.2f} GiB usable, {memory.weights / GIB:.2f} GiB weights, "
             f"{mamba / GIB:.2f} GiB recurrent state",
+            hint="raise --tp, or lower --max-mamba (--weights is what one GPU holds)",
         )
     return Fit(tokens, slots or 0, mamba)
 

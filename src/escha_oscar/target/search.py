@@ -49,7 +49,7 @@ def search_path(python: Path, *, trusted_only: bool) -> tuple[Path, ...]:
         raise TargetError("the interpreter failed", path=str(python), found=words[:300], hint=hint) from error
     except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
         hint = "name the environment's own python, or its folder with --site-packages DIR"
-        found = str(error)[:300]
+        found = "no list of folders" if isinstance(error, ValueError | TypeError) else str(error)[:300]
         raise TargetError("the interpreter did not answer", path=str(python), found=found, hint=hint) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -107,7 +108,9 @@ def _filtered(report: Report, request: Request) -> Report:
 def _check_codes(codes: frozenset[str]) -> None:
     unknown = sorted(codes - CODES.keys())
     if unknown:
-        raise UsageError(f"no such code: {unknown[0]}"[:120], sought="a code of docs/verify.md")
+        close = difflib.get_close_matches(unknown[0], CODES, 1)
+        hint = f"did you mean {close[0]}?" if close else "escha-oscar verify --json (prints the code of each finding)"
+        raise UsageError(f"no such code: {unknown[0]}"[:120], sought="a code of docs/verify.md", hint=hint)
 
 
 def _files(request: Request) -> Report:
