@@ -256,6 +256,5 @@ class Context:
 
     path: str
     chosen: Chosen = field(default_factory=lambda: Chosen({}))
-    kernels: str = "native"
     extra_env: Mapping[str, str] = field(default_factory=dict)
     extend_takes_scales: bool = True

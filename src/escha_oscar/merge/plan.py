@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from types import ModuleType
@@ -70,23 +70,21 @@ def build_plan(
     return builder.build()
 
 
+@dataclass
 class _Builder:
-    def __init__(
-        self,
-        target: Target,
-        tree: Tree,
-        sources: Sources,
-        options: Options,
-        progress: Progress,
-        dependencies: frozenset[str],
-    ) -> None:
-        self.target, self.tree, self.sources, self.options = target, tree, sources, options
-        self.progress, self.dependencies = progress, dependencies
-        self.files: list[PlannedFile] = []
-        self.uses: list[SymbolUse] = []
-        self.repairs: list[Repair] = []
-        self.verbatim: list[str] = []
-        self.code: list[str] = []
+    """What is asked for, and what has been decided so far; ``code`` is the text of every definition that moved."""
+
+    target: Target
+    tree: Tree
+    sources: Sources
+    options: Options
+    progress: Progress
+    dependencies: frozenset[str]
+    files: list[PlannedFile] = field(default_factory=list)
+    uses: list[SymbolUse] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    verbatim: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
 
     def build(self) -> Plan:
         """Decide every file: placed, copied, then merged, the environment last."""
@@ -133,7 +131,6 @@ class _Builder:
     # -- files that are merged
 
     def _merge_rows(self) -> None:
-        merged: list[str] = []
         for transform in TRANSFORMS:
             path = self._path_of(transform)
             if path is None:
@@ -142,7 +139,6 @@ class _Builder:
             before = self._read(path)
             chosen = self._chosen(path, before, getattr(transform, "GLUE", ()))
             self.code += [g.text for g in (*chosen.grafts.values(), *chosen.helpers)]
-            merged.append(path)
             self._add(path, Change.MERGE, self._merged(transform, path, before, chosen))
 
     def _path_of(self, transform: ModuleType) -> str | None:
@@ -182,9 +178,7 @@ class _Builder:
         module = parse(before, path)
         if is_marked(module):
             raise _foreign(path)
-        context = Context(
-            path, chosen, self.options.kernels, self._env_fields() if transform is environ else {}, self._takes_scales
-        )
+        context = Context(path, chosen, self._env_fields() if transform is environ else {}, self._takes_scales)
         after = with_marker(transform.transform(module, context), self.sources.label).bytes
         check_blast_radius(path, before, after, transform.TOUCHES)
         return bytes(after)
