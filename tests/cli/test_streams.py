@@ -49,6 +49,26 @@ def test_a_closed_stream_changes_no_exit_code(
     assert "Traceback" not in done.stdout + done.stderr and "Exception" not in done.stderr
 
 
+FULL = {
+    "text": (["mapping"], 3),
+    "json": (["mapping", "--json"], 3),
+    "a failure as json": (["verify", "--log", "/nonexistent", "--json"], 2),
+    "usage as json": (["mapping", "--nonsense", "--json"], 2),
+}
+
+
+@pytest.mark.parametrize(("args", "code"), FULL.values(), ids=FULL)
+def test_a_full_disk_is_said_and_never_taken_for_success(
+    args: list[str], code: int, environment: dict[str, str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "escha_oscar", *args]
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        silent = subprocess.run(command, env=environment, stdout=full, stderr=full, check=False)
+    assert done.returncode == silent.returncode == code
+    assert done.stderr == "error[target]: the output could not be written: No space left on device\n"
+
+
 def test_with_closed_streams_no_output_goes_into_the_files_that_are_written(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

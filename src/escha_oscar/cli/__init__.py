@@ -86,7 +86,7 @@ def _run(args: list[str]) -> int:
     except click.ClickException as error:
         return int(Output.for_argv(args).usage(error))
     except OSError as error:
-        # What no command has explained: a file that may not be read, a terminal or a disk that does not take output.
+        # What no command has explained: a file that may not be read.
         return _report(TargetError(error.strerror or str(error), path=error.filename), args)
     return int(result) if isinstance(result, int) else int(ExitCode.OK)
 

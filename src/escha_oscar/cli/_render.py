@@ -91,10 +91,10 @@ class Output:
     def emit(self, data: dict[str, Any], text: Callable[[Console], None], code: ExitCode = ExitCode.OK) -> int:
         """Print ``data`` as JSON or call ``text`` with a stdout console; return the exit code for click."""
         if self.as_json:
-            self._object({"ok": code == ExitCode.OK, "exit_code": int(code), **data})
+            whole = self._object({"ok": code == ExitCode.OK, "exit_code": int(code), **data})
         else:
-            _to_reader(sys.stdout, lambda: text(console()))
-        return int(code)
+            whole = self._data(lambda: text(console()))
+        return int(code if whole or code else ExitCode.TARGET)
 
     def say(self, text: str) -> None:
         """Print one line for people on stderr."""
@@ -120,19 +120,34 @@ class Output:
             self.say(f"error[usage]: {error.format_message()}\n  next: {command} --help")
         return ExitCode.USAGE
 
-    def _object(self, data: dict[str, Any]) -> None:
+    def _object(self, data: dict[str, Any]) -> bool:
         head = {"schema_version": SCHEMA_VERSION, "command": self.command}
         record = json.dumps({**head, **data}, indent=2, ensure_ascii=True, default=str)
-        _to_reader(sys.stdout, lambda: click.echo(record))
+        return self._data(lambda: click.echo(record))
+
+    def _data(self, write: Callable[[], None]) -> bool:
+        """Write to stdout; return False, and say so, where it does not take the output (a full disk)."""
+        lost = _to_reader(sys.stdout, write)
+        if lost is not None:
+            self.say(f"error[target]: the output could not be written: {lost.strerror}")
+        return lost is None
 
 
-def _to_reader(stream: TextIO, write: Callable[[], None]) -> None:
-    """Write to a stream; where the reader has gone (``| head``) the exit code still carries the verdict."""
+def _to_reader(stream: TextIO, write: Callable[[], None]) -> OSError | None:
+    """Write to a stream; return why it does not take the output.
+
+    Where the reader has gone (``| head``), that is no reason: the exit code still carries the verdict.
+    """
     try:
         write()
         stream.flush()
+        return None
     except (BrokenPipeError, SystemExit):  # rich turns the former into the latter
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        lost = None
+    except OSError as error:
+        lost = error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return lost
 
 
 def _error_record(error: EschaOscarError) -> dict[str, Any]:
