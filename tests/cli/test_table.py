@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from escha_oscar.cli._table import line, table
+from escha_oscar.cli._table import _widths, line, table
 
 PATH = "sglang/srt/model_executor/model_runner_kv_cache_mixin.py"
 COLUMNS = ("change", "path", "why", "+")
@@ -50,6 +50,22 @@ def test_a_table_breaks_its_lines_between_words_alone() -> None:
     assert PATH in text and "the true size\n" not in text
     assert all(cell_len(row.rstrip()) <= 80 for row in text.splitlines())
     assert len(text.splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    ("least", "natural", "room", "widths"),
+    [
+        ([3, 5], [10, 20], 40, [10, 20]),
+        ([3, 5], [10, 20], 20, [9, 11]),
+        ([3, 5, 1], [15, 7, 100], 60, [15, 7, 38]),
+        ([3, 5], [3, 5], 8, [3, 5]),
+        ([], [], 80, []),
+    ],
+)
+def test_room_goes_first_to_the_columns_that_need_little(
+    least: list[int], natural: list[int], room: int, widths: list[int]
+) -> None:
+    assert _widths(least, natural, room) == widths
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])

@@ -52,11 +52,13 @@ def _widest(columns: Sequence[str], cells: Cells, parts: Callable[[str], list[st
 
 
 def _widths(least: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
-    """Share ``room`` out among columns: whole texts where they fit, and never less than the longest word."""
-    wanted, spare = sum(natural) - sum(least), room - sum(least)
-    if wanted <= spare:
-        return list(natural)
-    return [low + (high - low) * spare // wanted for low, high in zip(least, natural, strict=True)]
+    """Share ``room`` out among columns: never less than the longest word, and whole texts where little is missing."""
+    widths, spare = list(least), room - sum(least)
+    by_need = sorted(range(len(least)), key=lambda i: natural[i] - least[i])
+    for left, i in zip(range(len(least), 0, -1), by_need, strict=True):
+        more = min(natural[i] - least[i], spare // left)
+        widths[i], spare = widths[i] + more, spare - more
+    return widths
 
 
 def _grid(console: Console, columns: Sequence[str], cells: Cells, right: Sequence[bool], widths: Sequence[int]) -> None:

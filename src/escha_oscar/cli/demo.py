@@ -44,7 +44,7 @@ def demo(source: SourceOptions, base: str, wheel: Path | None, keep: Path | None
     if wheel is not None:
         require_wheel(wheel)  # before anything is fetched
     out = Output("demo", as_json)
-    with progress_sink(quiet=as_json) as progress, _folder(keep) as folder:
+    with _folder(keep) as folder, progress_sink(quiet=as_json) as progress:
         sources, note = sources_or_bundled(source, progress)
         if wheel is None:
             progress.step(f"downloading sglang {base}")
