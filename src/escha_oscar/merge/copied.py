@@ -49,7 +49,7 @@ class Copier:
         path, theirs = row.wheel_paths[0], self.sources.pr_file(row)
         why: str | None = "not in the pull request"
         if theirs is not None:
-            text, mended = self._mended(theirs.text, path)
+            text, mended = repairs.mended(theirs.text, self._defects(), path)
             why = self._unfit(row, SourceFile(path, "pr", text))
             if why is None:
                 return Copied(text, "pr", repairs=mended)
@@ -58,20 +58,13 @@ class Copier:
             raise SymbolError("a file cannot be copied from the source", path=path, found=why, hint=hint)
         return Copied(own.text, "bundled", why or "")
 
-    def _mended(self, text: str, path: str) -> tuple[str, tuple[Repair, ...]]:
-        """Return a file's text with its known defects mended, and the record of each that was there."""
+    def _defects(self) -> tuple[repairs.Defect, ...]:
         resolver = self.resolver({})
 
         def resolves(node: ast.ImportFrom) -> bool:
             return all(resolver.has_name(node.module or "", alias.name) for alias in node.names)
 
-        done: list[Repair] = []
-        for defect in (*repairs.COPY_DEFECTS, repairs.unresolved_import(resolves)):
-            mended = defect.mend(text)
-            if mended != text:
-                done.append(Repair(defect.name, path, defect.detail))
-            text = mended
-        return text, tuple(done)
+        return (*repairs.COPY_DEFECTS, repairs.unresolved_import(resolves))
 
     def _unfit(self, row: Row, file: SourceFile) -> str | None:
         """Return why the pull request's file does not serve, or None."""

@@ -184,20 +184,15 @@ class Chooser:
                 self._helpers[name] = self._helpers.pop(name)
 
     def _repaired(self, graft: Graft) -> Graft:
-        text = graft.text
-        for defect in repairs.DECODE_DEFECTS:
-            text = self._mended(graft.name, text, defect.mend(text), defect.name, defect.detail)
-        softmax = self.base.file.names.get("_decode_softmax_reducev_fwd")
-        signature = signature_of(softmax) if isinstance(softmax, Function) else None
-        if signature is not None and isinstance(self.pr and self.pr.find(graft.name), Function):
-            fitted = repairs.fit_softmax_call(text, signature)
-            text = self._mended(graft.name, text, fitted, "softmax-keywords", "keywords that this base does not take")
+        text, done = repairs.mended(graft.text, self._defects(), f"{self.base.path}:{graft.name}")
+        self._repairs += done
         return Graft(graft.name, text, graft.taken_from)
 
-    def _mended(self, symbol: str, old: str, new: str, name: str, detail: str) -> str:
-        if new != old:
-            self._repairs.append(Repair(name, f"{self.base.path}:{symbol}", detail))
-        return new
+    def _defects(self) -> tuple[repairs.Defect, ...]:
+        softmax = self.base.file.names.get("_decode_softmax_reducev_fwd")
+        signature = signature_of(softmax) if isinstance(softmax, Function) else None
+        fitting = (repairs.unknown_softmax_keywords(signature),) if signature is not None else ()
+        return (*repairs.DECODE_DEFECTS, *fitting)
 
     def _report_internals(self) -> None:
         for symbol in self.row.symbols:

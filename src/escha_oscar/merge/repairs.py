@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from escha_oscar.merge import textedit
+from escha_oscar.model import Repair
 from escha_oscar.symbols.index import Function, dotted, is_triton_jit
 from escha_oscar.symbols.signatures import Signature
 
@@ -20,6 +21,17 @@ class Defect:
     name: str
     detail: str
     mend: FixText
+
+
+def mended(text: str, defects: Iterable[Defect], place: str) -> tuple[str, tuple[Repair, ...]]:
+    """Return ``text`` with its defects mended, and the record of each that it had."""
+    done: list[Repair] = []
+    for defect in defects:
+        new = defect.mend(text)
+        if new != text:
+            done.append(Repair(defect.name, place, defect.detail))
+        text = new
+    return text, tuple(done)
 
 
 def functions(text: str) -> list[Function]:
@@ -166,6 +178,13 @@ def fit_softmax_call(text: str, signature: Signature) -> str:
             )
             splices.append(textedit.before(first, check))
     return textedit.splice(text, splices)
+
+
+def unknown_softmax_keywords(signature: Signature) -> Defect:
+    """Return the defect of calls that the base's ``_decode_softmax_reducev_fwd``, of this signature, cannot take."""
+    return Defect(
+        "softmax-keywords", "keywords that this base does not take", lambda text: fit_softmax_call(text, signature)
+    )
 
 
 def _is_softmax(call: ast.Call) -> bool:
