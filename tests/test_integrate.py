@@ -12,7 +12,7 @@ from escha_oscar import integrate
 from escha_oscar.errors import ApplyError, DriftError, TargetError
 from escha_oscar.installed.revert import revert
 from escha_oscar.installed.status import Condition
-from escha_oscar.integrate import Outcome, carry_out, prepare, requirements
+from escha_oscar.integrate import Outcome, carry_out, prepare
 from escha_oscar.merge.files import Sources
 from escha_oscar.merge.plan import Options, build_plan
 from escha_oscar.model import Finding, Report, Severity, Target
@@ -187,26 +187,3 @@ def test_a_file_changed_between_plan_and_write_is_refused(tmp_path: Path) -> Non
     with pytest.raises(TargetError, match="changed since the plan was made"):
         carry_out(outcome, NoProgress())
     assert without_state(snapshot(target.site_packages)) == before
-
-
-METADATA = """\
-Metadata-Version: 2.1
-Name: escha
-Requires-Dist: sgl-kernel==0.3
-Requires-Dist: Xgrammar (>=0.1)
-Requires-Dist: torch; extra == "gpu"
-Provides-Extra: gpu
-
-Requires-Python: said in the description, and ペイロード
-"""
-
-
-def test_required_packages_are_read_from_the_metadata(tmp_path: Path) -> None:
-    target = install(tmp_path)
-    assert requirements(target) == frozenset()
-    (target.dist_info / "METADATA").write_text(METADATA, encoding="utf-8")
-    assert requirements(target) == {"sgl_kernel", "xgrammar", "torch"}
-    (target.dist_info / "METADATA").write_bytes(b"Requires-Dist: a\n\x80\n")
-    assert requirements(target) == {"a"}
-    (target.dist_info / "METADATA").unlink()
-    assert requirements(target) == frozenset()

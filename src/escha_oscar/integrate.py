@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from escha_oscar.errors import DriftError, EschaOscarError
@@ -16,6 +15,7 @@ from escha_oscar.model import Plan, Report, Target
 from escha_oscar.progress import Progress
 from escha_oscar.target import record
 from escha_oscar.target.drift import differing
+from escha_oscar.target.owner import required_imports
 from escha_oscar.tree import DiskTree, Tree, planned
 from escha_oscar.verify.static import check_tree
 
@@ -37,7 +37,7 @@ def prepare(target: Target, sources: Sources, options: Options, progress: Progre
     bytes are merged into, and a later revert restores them.
     """
     tree = pristine_tree(target.site_packages)
-    plan = build_plan(target, tree, sources, options, progress, requirements(target))
+    plan = build_plan(target, tree, sources, options, progress, required_imports(target.dist_info))
     edited = _edited(plan, tree)
     if edited and not force:
         raise DriftError(
@@ -63,9 +63,9 @@ def carry_out(prepared: Outcome, progress: Progress, overlay: Path | None = None
     plan = prepared.plan
     if overlay is not None:
         write_overlay(plan, overlay, progress, force=force)
-        return Outcome(plan, prepared.report, None, overlay)
+        return replace(prepared, overlay=overlay)
     applied = apply_plan(plan, verify=lambda root: _require_planned(plan, root), progress=progress)
-    return Outcome(plan, prepared.report, applied)
+    return replace(prepared, applied=applied)
 
 
 def _edited(plan: Plan, tree: Tree) -> list[str]:
@@ -81,11 +81,3 @@ def _require_planned(plan: Plan, site_packages: Path) -> None:
     wrong = [file.path for file in plan.files if disk.read(file.path) != file.after]
     if wrong:
         raise EschaOscarError("a written file differs from the verified plan", path=str(site_packages / wrong[0]))
-
-
-def requirements(target: Target) -> frozenset[str]:
-    """Return the import names that the distribution's requirements most likely provide, from its METADATA."""
-    metadata = target.dist_info / "METADATA"
-    text = metadata.read_text(encoding="utf-8", errors="replace") if metadata.is_file() else ""
-    names = re.findall(r"^Requires-Dist:\s*([A-Za-z0-9._-]+)", text, flags=re.MULTILINE)
-    return frozenset(name.lower().replace("-", "_") for name in names)

@@ -59,6 +59,14 @@ def find_owner(root: Path) -> Distribution:
     return owners[0]
 
 
+def required_imports(dist_info: Path) -> frozenset[str]:
+    """Return the import names that a distribution's requirements most likely provide, from its METADATA."""
+    metadata = dist_info / "METADATA"
+    text = metadata.read_text(encoding="utf-8", errors="replace") if metadata.is_file() else ""
+    names = re.findall(r"^Requires-Dist:\s*([A-Za-z0-9._-]+)", text, flags=re.MULTILINE)
+    return frozenset(name.lower().replace("-", "_") for name in names)
+
+
 def _owns_package(info: Path) -> bool:
     path = info / "RECORD"
     if not path.is_file():
