@@ -42,18 +42,14 @@ class Chooser:
 
     def choose(self) -> Chosen:
         """Return what the file receives; raises SymbolError where a public symbol is nowhere, or with ``strict``."""
-        wanted = [s for s in self.row.symbols if s.kind in _CODE and (s.public or self._pr_has(s))]
-        grafts = {s.name: self._pick(s) for s in wanted if s.public or s.origin is Origin.GLUE}
+        grafts = {s.name: self._pick(s) for s in self.row.symbols if s.kind in _CODE and s.public}
         grafts |= {name: self._pick(Symbol(name, SymbolKind.FUNCTION, Origin.GLUE)) for name in self.glue}
         grafts |= self._private_glue(grafts)
-        for graft in list(grafts.values()):
-            self._bring(graft, {**grafts})
+        for graft in grafts.values():
+            self._bring(graft, grafts)
         self._report_internals()
-        helpers = tuple(h for name, h in self._helpers.items() if name not in grafts)
-        return Chosen(grafts, helpers, tuple(self._imports.values()), tuple(self._uses), tuple(self._repairs))
-
-    def _pr_has(self, symbol: Symbol) -> bool:
-        return self.pr is not None and self.pr.find(symbol.name) is not None
+        helpers, imports = tuple(self._helpers.values()), tuple(self._imports.values())
+        return Chosen(grafts, helpers, imports, tuple(self._uses), tuple(self._repairs))
 
     def _pick(self, symbol: Symbol) -> Graft:
         own = self.donor.find(symbol.name)
