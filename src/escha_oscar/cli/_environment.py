@@ -16,8 +16,9 @@ from escha_oscar.target.search import PACKAGE, no_package, no_such_folder, refus
 
 def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--site-packages`` and ``--python``."""
-    folder = click.option("--site-packages", type=click.Path(path_type=Path), help="The folder that holds sglang/.")
-    python = click.option("--python", type=click.Path(path_type=Path), help="The environment's interpreter.")
+    place = click.Path(path_type=Path)
+    folder = click.option("--site-packages", type=place, metavar="DIR", help="The folder that holds sglang/.")
+    python = click.option("--python", type=place, metavar="EXE", help="The environment's interpreter.")
     return folder(python(command))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from escha_oscar.cli._environment import environment_options
 from escha_oscar.cli._hints import next_command
 from escha_oscar.cli._options import SourceOptions, open_source, source_options
 from escha_oscar.cli._progress import progress_sink
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--site-packages", type=click.Path(path_type=Path), help="The folder that holds sglang/.")
-@click.option("--python", type=click.Path(path_type=Path), help="The environment's interpreter.")
+@environment_options
 @click.option("--allow-upstream", is_flag=True, help="Integrate into a stock sglang too.")
 @click.option(
     "--kernels",
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but write; same exit code.")
 @click.option("--diff", "show_diff", is_flag=True, help="Print unified diffs on stdout.")
-@click.option("--overlay", type=click.Path(path_type=Path), help="Write a full shadow tree there instead.")
+@click.option(
+    "--overlay", type=click.Path(path_type=Path), metavar="DIR", help="Write a full shadow tree there instead."
+)
 @source_options
 @json_option
 def integrate(

@@ -32,7 +32,9 @@ class RowState:
 
 
 @click.command()
-@click.option("--site-packages", type=click.Path(path_type=Path), help="Show the state of each row there.")
+@click.option(
+    "--site-packages", type=click.Path(path_type=Path), metavar="DIR", help="Show the state of each row there."
+)
 @json_option
 def mapping(site_packages: Path | None, as_json: bool) -> int:
     """Print which files of the pull request are copied, merged or skipped, with their symbols and reasons."""
