@@ -149,3 +149,17 @@ def test_an_overlay_of_what_may_only_be_read(closed: bool, folder: Path, capsys:
     assert code == 7
     assert "damaged" in str(data["error"])
     assert [path.name for path in place.iterdir()] == ["one"]
+
+
+def test_a_file_of_another_user_that_becomes_ones_own_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site_packages(folder, forks.OLD)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, READER, READER)
+    os.chown(site / POOL, 0, 0)
+    with reader():
+        assert main(["integrate", "--source", "bundled", "--site-packages", str(site)]) == 0
+    named = [line for line in capsys.readouterr().out.splitlines() if "another user" in line]
+    assert named == [f"belonged to another user and is yours now: {POOL}"]
+    assert (site / POOL).stat().st_uid == READER

@@ -123,6 +123,7 @@ def outcome_record(outcome: Outcome, *, dry_run: bool, diff: bool = False) -> di
         "warnings": plan.warnings,
         "findings": [finding_record(f) for f in outcome.report.findings],
         "shared_links": outcome.applied.shared if outcome.applied else (),
+        "owner_changed": outcome.applied.owner_changed if outcome.applied else (),
         **({"diff": _as_text(unified(plan))} if diff else {}),
     }
 
@@ -178,6 +179,8 @@ def print_outcome(console: Console, outcome: Outcome, *, dry_run: bool) -> None:
     if outcome.overlay is not None:
         line(console, f"export PYTHONPATH={shlex.quote(str(outcome.overlay.absolute()))}")
     elif outcome.applied is not None and not outcome.applied.already:
+        for path in outcome.applied.owner_changed:
+            line(console, f"belonged to another user and is yours now: {path}")
         line(console, "next: restart the server; rotation files: escha-oscar rotations --config config.json")
 
 

@@ -24,7 +24,11 @@ from escha_oscar.progress import NoProgress, Progress
 
 @dataclass(frozen=True)
 class AppliedSummary:
-    """What was written. ``already`` is True where everything stood there before and nothing was touched."""
+    """What was written. ``already`` is True where everything stood there before and nothing was touched.
+
+    Of the changed files ``shared`` had further hard links, ``links`` were symbolic links, and ``owner_changed``
+    belonged to another user: only root can give a file to somebody else.
+    """
 
     already: bool
     added: tuple[str, ...] = ()
@@ -32,8 +36,7 @@ class AppliedSummary:
     removed: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
-    bytecode: int = 0
-    notes: tuple[str, ...] = ()
+    owner_changed: tuple[str, ...] = ()
 
 
 def apply_plan(
@@ -124,13 +127,9 @@ def _summary(decision: Decision) -> AppliedSummary:
         removed=removed,
         shared=tuple(step.path for step in steps if step.before.kind is Kind.FILE and step.before.links > 1),
         links=tuple(step.path for step in steps if step.before.kind is Kind.LINK),
-        bytecode=len(decision.steps) - 1 - len(steps),
-        notes=_owner_notes(steps),
+        owner_changed=tuple(step.path for step in steps if _changes_owner(step)),
     )
 
 
-def _owner_notes(steps: list[Step]) -> tuple[str, ...]:
-    """Say which files change owner: only root can give a file to somebody else."""
-    me = os.geteuid()
-    others = [step.path for step in steps if step.before.kind is Kind.FILE and step.before.uid != me != 0]
-    return (f"{len(others)} files of another owner now belong to you: {', '.join(others)}",) if others else ()
+def _changes_owner(step: Step) -> bool:
+    return step.before.kind is Kind.FILE and step.before.uid != os.geteuid() != 0
