@@ -15,7 +15,7 @@ from escha_oscar.disk import fsops
 from escha_oscar.errors import ApplyError, DriftError, TargetError, UsageError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.overlay import write_overlay
-from escha_oscar.installed.shadow import MARKER
+from escha_oscar.installed.overlay_marker import MARKER
 from escha_oscar.installed.standing import FileCondition
 from escha_oscar.installed.status import Condition, read_status
 from tests.support.environments import (

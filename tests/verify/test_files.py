@@ -11,7 +11,7 @@ import pytest
 from escha_oscar.errors import UnreadableError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.overlay import write_overlay
-from escha_oscar.installed.shadow import MARKER
+from escha_oscar.installed.overlay_marker import MARKER
 from escha_oscar.installed.status import Condition, Status
 from escha_oscar.mapping.wheels import KERNELS_DIR
 from escha_oscar.model import Severity

@@ -253,6 +253,26 @@ def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:
     root.sync("")
 
 
+def put_tree(built: Path, dest: Path) -> None:
+    """Rename a finished folder to ``dest``; an older folder there is moved aside first and removed last.
+
+    Everything is flushed to disk before the rename. Raises OSError with the older folder back in its place.
+    """
+    os.sync()
+    aside = built.with_name(f"{built.name}.old")
+    older = dest.exists()
+    if older:
+        dest.rename(aside)
+    try:
+        built.rename(dest)
+    except OSError:
+        if older:
+            aside.rename(dest)
+        raise
+    Root(dest.parent).sync("")
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def _default_mode() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -327,23 +347,3 @@ def _is_immutable(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return bool(int.from_bytes(flags[:4], "little") & _IMMUTABLE_OR_APPEND)
-
-
-def put_tree(built: Path, dest: Path) -> None:
-    """Rename a finished folder to ``dest``; an older folder there is moved aside first and removed last.
-
-    Everything is flushed to disk before the rename. Raises OSError with the older folder back in its place.
-    """
-    os.sync()
-    aside = built.with_name(f"{built.name}.old")
-    older = dest.exists()
-    if older:
-        dest.rename(aside)
-    try:
-        built.rename(dest)
-    except OSError:
-        if older:
-            aside.rename(dest)
-        raise
-    Root(dest.parent).sync("")
-    shutil.rmtree(aside, ignore_errors=True)

@@ -10,27 +10,27 @@ from escha_oscar import __version__
 from escha_oscar.disk import fsops
 from escha_oscar.disk.layout import allowed
 from escha_oscar.errors import ApplyError, DriftError, UsageError
+from escha_oscar.installed.overlay_marker import MARKER, Marker, differing, encode, is_overlay, read_marker
 from escha_oscar.installed.pristine import pristine_tree
-from escha_oscar.installed.shadow import MARKER, Shadow, differing, encode, is_shadow, read_shadow
 from escha_oscar.model import Plan, sha256
 from escha_oscar.progress import NoProgress, Progress
+from escha_oscar.target.search import PACKAGE
 
-_PACKAGE = "sglang"
 _SLACK_BYTES = 1 << 20
 
 
 def write_overlay(plan: Plan, dest: Path, progress: Progress | None = None, *, force: bool = False) -> Path:
     """Write ``dest`` with all of ``sglang/`` and the plan over it; return its absolute path, for PYTHONPATH.
 
-    Every file is a copy of its own: nothing in the shadow shares an inode with the installation. The tree is built
-    beside ``dest`` and renamed into place; an older shadow of ours there is replaced. Raises UsageError where
-    ``dest`` is something else, DriftError where files of an older shadow were edited (unless ``force``), ApplyError
+    Every file is a copy of its own: nothing in the overlay shares an inode with the installation. The tree is built
+    beside ``dest`` and renamed into place; an older overlay of ours there is replaced. Raises UsageError where
+    ``dest`` is something else, DriftError where files of an older overlay were edited (unless ``force``), ApplyError
     (nothing left behind) where writing fails.
     """
     progress = progress or NoProgress()
     dest, source = dest.absolute(), plan.target.site_packages
     _refuse(dest, source)
-    if is_shadow(dest) and not force:
+    if is_overlay(dest) and not force:
         _refuse_edits(dest)
     building = dest.parent / f".{dest.name}.{os.urandom(6).hex()}.tmp"
     try:
@@ -51,7 +51,7 @@ def _refuse(dest: Path, source: Path) -> None:
     if real == source or real.is_relative_to(source) or source.is_relative_to(real):
         message = "an overlay cannot lie in the installation, nor the installation in it"
         raise UsageError(message, path=str(dest), hint="name a folder elsewhere")
-    taken = dest.is_symlink() or (dest.exists() and not is_shadow(dest))
+    taken = dest.is_symlink() or (dest.exists() and not is_overlay(dest))
     empty = dest.is_dir() and not dest.is_symlink() and not any(dest.iterdir())
     if taken and not empty:
         message = "exists and is no overlay of this tool"
@@ -59,9 +59,9 @@ def _refuse(dest: Path, source: Path) -> None:
 
 
 def _refuse_edits(dest: Path) -> None:
-    """Refuse to replace a shadow whose files were edited: a new one would lose the edits."""
-    shadow = read_shadow(dest)
-    edited = list(differing(dest, {**shadow.copied, **shadow.merged}))
+    """Refuse to replace an overlay whose files were edited: a new one would lose the edits."""
+    marker = read_marker(dest)
+    edited = list(differing(dest, {**marker.copied, **marker.merged}))
     if edited:
         raise DriftError(
             f"edited since the overlay was written: {', '.join(edited)}",
@@ -72,7 +72,7 @@ def _refuse_edits(dest: Path) -> None:
 
 def _require_room(plan: Plan, source: Path, place: Path) -> None:
     """Raise ApplyError before the first byte where the whole tree will not fit."""
-    copied = sum(path.stat().st_size for path in (source / _PACKAGE).rglob("*") if path.is_file())
+    copied = sum(path.stat().st_size for path in (source / PACKAGE).rglob("*") if path.is_file())
     needed = copied + sum(len(file.after) for file in plan.files) + _SLACK_BYTES
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -98,7 +98,7 @@ def _not_written(error: OSError) -> ApplyError:
 def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None:
     progress.step("copying the package")
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
-    shutil.copytree(source / _PACKAGE, building / _PACKAGE, ignore=ignore)
+    shutil.copytree(source / PACKAGE, building / PACKAGE, ignore=ignore)
     _open_folders(building)
     _take_back(plan, source, building)
     progress.step("laying the merged files over it")
@@ -109,7 +109,7 @@ def _build(plan: Plan, source: Path, building: Path, progress: Progress) -> None
         if sha256(target.read_bytes()) != file.after_sha256:
             raise OSError(5, "a file read back differs from what was written", str(target))
         progress.advance(count, len(plan.files))
-    fsops.atomic_write(building / MARKER, encode(_shadow(plan, source, building)), mode=0o644)
+    fsops.atomic_write(building / MARKER, encode(_marker(plan, source, building)), mode=0o644)
 
 
 def _open_folders(tree: Path) -> None:
@@ -123,7 +123,7 @@ def _take_back(plan: Plan, source: Path, building: Path) -> None:
     pristine = pristine_tree(source)
     planned = {file.path for file in plan.files}
     for path in sorted(set(pristine.originals) - planned):
-        if path.startswith(f"{_PACKAGE}/"):
+        if path.startswith(f"{PACKAGE}/"):
             data = pristine.read(path)
             if data is None:
                 (building / path).unlink(missing_ok=True)
@@ -131,11 +131,11 @@ def _take_back(plan: Plan, source: Path, building: Path) -> None:
                 fsops.atomic_write(building / path, data)
 
 
-def _shadow(plan: Plan, source: Path, building: Path) -> Shadow:
+def _marker(plan: Plan, source: Path, building: Path) -> Marker:
     merged = {file.path: file.after_sha256 for file in plan.files}
-    files = (path for path in sorted((building / _PACKAGE).rglob("*")) if path.is_file())
+    files = (path for path in sorted((building / PACKAGE).rglob("*")) if path.is_file())
     digests = {path.relative_to(building).as_posix(): sha256(path.read_bytes()) for path in files}
-    return Shadow(
+    return Marker(
         str(source), plan.source, plan.kernels, __version__, plan.target.distribution, plan.target.version,
         merged, {path: digest for path, digest in digests.items() if path not in merged},
     )  # fmt: skip

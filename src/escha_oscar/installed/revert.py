@@ -14,7 +14,7 @@ from escha_oscar.disk.layout import STATE_DIR
 from escha_oscar.disk.signals import Deferred
 from escha_oscar.errors import DriftError, UsageError
 from escha_oscar.installed import decide, memory, perform, recovery, state
-from escha_oscar.installed.shadow import is_shadow
+from escha_oscar.installed.overlay_marker import is_overlay
 from escha_oscar.installed.standing import FileCondition, conditions, is_replaced, remaining
 from escha_oscar.installed.state import State
 from escha_oscar.progress import NoProgress, Progress
@@ -51,7 +51,7 @@ def revert(
     """
     progress = progress or NoProgress()
     root = Root(site_packages)
-    if is_shadow(root.path):
+    if is_overlay(root.path):
         where = shlex.quote(str(root.path))
         raise UsageError("an overlay is undone by removing its folder", path=str(root.path), hint=f"rm -r {where}")
     if not root.full(STATE_DIR).exists():

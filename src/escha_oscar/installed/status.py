@@ -10,7 +10,7 @@ from escha_oscar.disk import lock, transaction
 from escha_oscar.disk.fsops import Root
 from escha_oscar.disk.layout import STATE_FILE
 from escha_oscar.errors import RecoveryError, TargetError
-from escha_oscar.installed import memory, shadow, state
+from escha_oscar.installed import memory, overlay_marker, state
 from escha_oscar.installed.standing import Conditions, FileCondition, conditions, is_replaced
 from escha_oscar.installed.state import State
 from escha_oscar.model import SourceId
@@ -66,7 +66,7 @@ def read_status(site_packages: Path) -> Status:
     may not read it.
     """
     root = Root(site_packages)
-    if shadow.is_shadow(root.path):
+    if overlay_marker.is_overlay(root.path):
         return _overlay(root)
     running = lock.holder(root)
     unfinished = _unfinished(root)
@@ -144,8 +144,8 @@ def _status(
 
 def _overlay(root: Root) -> Status:
     """Return how a shadow tree stands: each merged file, and of the copied ones those that were edited."""
-    made = shadow.read_shadow(root.path)
-    off = shadow.differing(root.path, {**made.copied, **made.merged})
+    made = overlay_marker.read_marker(root.path)
+    off = overlay_marker.differing(root.path, {**made.copied, **made.merged})
     kinds = {path: FileCondition.EDITED if there else FileCondition.MISSING for path, there in off.items()}
     paths = sorted({*made.merged, *off})
     files = tuple(FileStatus(path, kinds.get(path, FileCondition.MERGED)) for path in paths)

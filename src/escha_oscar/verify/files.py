@@ -9,7 +9,7 @@ from pathlib import Path
 from escha_oscar.disk.fsops import Root
 from escha_oscar.errors import TargetError, UnreadableError
 from escha_oscar.installed import state
-from escha_oscar.installed.shadow import is_shadow, read_shadow
+from escha_oscar.installed.overlay_marker import is_overlay, read_marker
 from escha_oscar.installed.standing import FileCondition
 from escha_oscar.installed.status import Condition, FileStatus, Status, read_status
 from escha_oscar.mapping import copies, merges
@@ -29,11 +29,11 @@ _FILE_CODES = {
 
 def check_files_on_disk(site_packages: Path, search_path: Sequence[Path] = ()) -> Report:
     """Return the findings about the files of ``site_packages``; ``search_path`` is where Python looks, in order."""
-    is_overlay = is_shadow(site_packages)
+    overlay = is_overlay(site_packages)
     found = [
-        *(_overlay(site_packages) if is_overlay else _conditions(site_packages)),
+        *(_overlay(site_packages) if overlay else _conditions(site_packages)),
         *_shadows(site_packages, search_path),
-        *(() if is_overlay else _owners(site_packages)),
+        *(() if overlay else _owners(site_packages)),
         *_leftovers(site_packages),
     ]
     return Report(tuple(found), checks=4)
@@ -42,7 +42,7 @@ def check_files_on_disk(site_packages: Path, search_path: Sequence[Path] = ()) -
 def _overlay(site_packages: Path) -> Iterator[Finding]:
     """Judge a shadow tree by what was written and by the wheel that it was made from."""
     try:
-        made = read_shadow(site_packages)
+        made = read_marker(site_packages)
         owner = find_owner(Path(made.shadows))
     except TargetError as error:
         yield _damaged(error)

@@ -1,4 +1,4 @@
-"""What a shadow tree says of itself: which installation it shadows, what was merged in, and every file's digest."""
+"""What an overlay says of itself: which installation it shadows, what was merged in, and every file's digest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from escha_oscar.errors import TargetError
 from escha_oscar.model import SourceId, sha256
 
-#: Lies in the root of a shadow tree that ``--overlay`` wrote.
+#: Lies in the root of an overlay.
 MARKER = ".escha-oscar-overlay.json"
 _SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Shadow:
+class Marker:
     """The marker's content; ``merged`` are the planned files, ``copied`` all others, each path -> sha256."""
 
     shadows: str
@@ -29,26 +29,26 @@ class Shadow:
     copied: Mapping[str, str]
 
 
-def is_shadow(root: Path) -> bool:
-    """Return whether ``root`` is a shadow tree of ours."""
+def is_overlay(root: Path) -> bool:
+    """Return whether ``root`` is an overlay of ours."""
     return (root / MARKER).is_file()
 
 
-def encode(shadow: Shadow) -> bytes:
+def encode(marker: Marker) -> bytes:
     """Return the marker's bytes."""
-    body = {"schema_version": _SCHEMA_VERSION, **asdict(shadow)}
+    body = {"schema_version": _SCHEMA_VERSION, **asdict(marker)}
     return json.dumps(body, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
-def read_shadow(root: Path) -> Shadow:
-    """Return what the marker of a shadow tree says; raises TargetError for a damaged one."""
+def read_marker(root: Path) -> Marker:
+    """Return what the marker of an overlay says; raises TargetError for a damaged one."""
     path = root / MARKER
     try:
         body = json.loads(path.read_bytes())
         if body.pop("schema_version") != _SCHEMA_VERSION:
             raise ValueError("another schema")
-        shadow = Shadow(source=SourceId(**body.pop("source")), **body)
-        digests = {**shadow.merged, **shadow.copied}
+        marker = Marker(source=SourceId(**body.pop("source")), **body)
+        digests = {**marker.merged, **marker.copied}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TargetError(
             "the overlay's marker is damaged",
@@ -58,7 +58,7 @@ def read_shadow(root: Path) -> Shadow:
         ) from error
     if not all(isinstance(digest, str) for digest in digests.values()):
         raise TargetError("the overlay's marker is damaged", path=str(path), found="digests that are no text")
-    return shadow
+    return marker
 
 
 def differing(root: Path, digests: Mapping[str, str]) -> dict[str, bool]:
