@@ -135,8 +135,9 @@ def test_a_dry_run_does_everything_but_write(integrate: Integrate, site: Path) -
 def test_the_diff_alone_is_on_stdout_and_makes_the_merged_tree(
     integrate: Integrate, site: Path, tmp_path: Path
 ) -> None:
-    code, out, _ = integrate("--dry-run", "--diff")
+    code, out, err = integrate("--dry-run", "--diff")
     assert code == 0
+    assert err.splitlines()[-1].startswith("dry run: ")
     assert out.startswith("diff --git a/sglang/")
     copy = make_site_packages(tmp_path / "copy", forks.OLD)
     subprocess.run(["git", "apply"], cwd=copy, input=out.encode(), check=True)

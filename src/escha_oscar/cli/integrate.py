@@ -87,7 +87,11 @@ def integrate(
         else:
             print_outcome(console, outcome, dry_run=dry_run)
 
-    return Output("integrate", as_json).emit(outcome_record(outcome, dry_run=dry_run, diff=show_diff), text, code)
+    out = Output("integrate", as_json)
+    done = out.emit(outcome_record(outcome, dry_run=dry_run, diff=show_diff), text, code)
+    if show_diff and not as_json:
+        out.say(_verdict(outcome, dry_run))  # stdout is the diff alone
+    return done
 
 
 def open_sources(options: SourceOptions, progress: Progress) -> Sources:
