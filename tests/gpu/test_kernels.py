@@ -88,6 +88,44 @@ def test_decode_is_captured_and_replayed_with_new_lengths():
         assert_close(o, expected)
 
 
+def test_decode_reads_what_the_kernels_just_before_it_wrote():
+    """Both stages may start early: replayed without a pause, they must give what they give one at a time."""
+    pool = make_pool(3000, 2, 256, 64, device=CUDA)
+    before = [buffer.clone() for buffer in pool.buffers]
+    picks = torch.cat([pool.owned[:2], pool.owned[torch.randint(0, 3000, (6000,), device=CUDA)]])
+    q = torch.empty(2, 12, 256, dtype=torch.bfloat16, device=CUDA)
+    o, starts, room = torch.empty_like(q), indptr([1, 1], device=CUDA), scratch(2, 12, 8, 256, CUDA)
+    steps = [
+        (indptr([n, n // 2], device=CUDA), *torch.randn(3, 2, 12, 256, device=CUDA).bfloat16().unbind())
+        for n in (1, 40, 700, 3000) * 5
+    ]
+
+    def sequence(pause):
+        results = []
+        for lengths, query, k, v in steps:
+            q.copy_(query + (results[-1] if results else 0))
+            pause()
+            starts.copy_(lengths)
+            pause()
+            store_kv(k[:, :2].contiguous(), v[:, :2].contiguous(), picks[:2], *pool.buffers)
+            pause()
+            decode_attention_fwd_quantized(q, *pool.buffers, o, starts, picks, *room, 0.1, "int2")
+            pause()
+            results.append(o.clone())
+        return results
+
+    slow = sequence(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fast = sequence(lambda: None)
+    for _ in range(3):
+        for buffer, original in zip(pool.buffers, before, strict=True):
+            buffer.copy_(original)
+        graph.replay()
+        for mine, expected in zip(fast, slow, strict=True):
+            assert torch.equal(mine, expected)
+
+
 @pytest.mark.parametrize("dims", [64, 128, 256, 96])
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 16, 70, 5000])

@@ -44,7 +44,7 @@ class Launch:
 
 def _record(kernel, args, kwargs):
     names = kernel.arg_names
-    options = {name: kwargs[name] for name in ("num_warps", "num_stages", "maxnreg") if name in kwargs}
+    options = {name: kwargs[name] for name in ("num_warps", "num_stages", "launch_pdl") if name in kwargs}
     values = dict(zip(names, args, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
     signature, constants, divisible = [], [], []
     for position, name in enumerate(names):

@@ -89,6 +89,12 @@ def launch_all():
     _extend((256, 64, 12, 2), torch.float32, 60000, 64)
 
 
+def _loads_before_wait(ptx):
+    """How many global loads precede the wait for the kernel before this one; None where nothing waits."""
+    head, wait, _ = ptx.partition("griddepcontrol.wait")
+    return head.count("ld.global") + head.count("cp.async") if wait else None
+
+
 def main(subset, *cards):
     for cc in map(int, cards):
         with recorded(cc) as launches:
@@ -100,6 +106,8 @@ def main(subset, *cards):
             constants = {name: value for name, value in launch.constants if isinstance(value, (int, float, str))}
             report = {"cc": cc, "kernel": launch.kernel.__name__, "shared": compiled.metadata.shared}
             report |= {"registers": registers, "stack": stack, "constants": constants}
+            report["early"] = dict(launch.options).get("launch_pdl", False)
+            report["loads_before_wait"] = _loads_before_wait(compiled.asm["ptx"])
             sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -122,6 +122,8 @@ def test_queries_that_are_a_view():
     pool = make_pool(40, 1, 64, 32)
     wide = queries(2, 12, 128)
     check(pool, wide[:, ::2, 32:96], [34, 8])
+    check(pool, wide[:, ::2, 33:97], [34, 8])
+    check(pool, queries(2, 6, 65)[..., :64], [34, 8])
     check(pool, queries(2, 64, 6).transpose(1, 2), [34, 8])
 
 

@@ -70,15 +70,33 @@ COMPILED = isinstance(_codes, triton.JITFunction)
 
 
 @triton.jit
+def _uniform(x):
+    """``x``, the same in all lanes of the one warp, said so that the assembler guards no shuffle after it."""
+    return tl.inline_asm_elementwise(
+        "redux.sync.min.s32 $0, $1, 0xffffffff;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def _fold(x):
-    """Sum ``[T, H]`` to ``[16, H]``: rows 16 apart sit in one thread, so this halves registers and moves nothing."""
-    return tl.sum(tl.reshape(x, [x.shape[0] // 16, 16, x.shape[1]]), 0)
+    """Sum ``[T, H]`` to ``[8, H]``: rows 8 apart sit in one thread, so this saves registers and moves nothing."""
+    return tl.sum(tl.reshape(x, [x.shape[0] // 8, 8, x.shape[1]]), 0)
 
 
 @triton.jit
 def _float_pair(pair):
     """Scale and zero of an 8-byte word."""
     return pair.to(tl.int32).to(tl.float32, bitcast=True), (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _halves(pair, BF16: tl.constexpr):
+    """The two 16-bit floats of a word in float32, the lower one first."""
+    if BF16:
+        return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
+    else:
+        low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+        return low.to(tl.float16, bitcast=True).to(tl.float32), high.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -103,15 +121,19 @@ def _scales_zeros(rows, GROUPS: tl.constexpr, PAIRED: tl.constexpr, WIDE: tl.con
 
 @triton.jit
 def decode_codes_kernel(
-    Q, K_words, V_words, K_scales, V_scales, kv_indptr, kv_indices, Mid_o, Mid_lse,
+    Q_words, K_words, V_words, K_scales, V_scales, kv_indptr, kv_indices, Mid_o, Mid_lse,
     batch, pieces, min_piece, sm_scale, heads, group, head_tiles, tiles,
     stride_qb, stride_qh, stride_kct, stride_kch, stride_vct, stride_vch,
     stride_kst, stride_ksh, stride_vst, stride_vsh, stride_mo,
     DK: tl.constexpr, DV: tl.constexpr, GROUP_K: tl.constexpr, GROUP_V: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr, STAGES: tl.constexpr,
-    LOGIT_CAP: tl.constexpr, XAI_LEN: tl.constexpr, PAIRED: tl.constexpr, COMPILED: tl.constexpr,
+    LOGIT_CAP: tl.constexpr, XAI_LEN: tl.constexpr, BF16: tl.constexpr, PAIRED: tl.constexpr, COMPILED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one request, up to BLOCK_H heads of one KV head; strides are in elements of each view."""
+    """One piece of one request, up to BLOCK_H heads of one KV head; strides are in elements of each view.
+
+    PDL: launched before the preceding kernel has ended, so nothing is read or written until that one has.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     QK: tl.constexpr = DK // 4
     QV: tl.constexpr = DV // 4
@@ -127,46 +149,59 @@ def decode_codes_kernel(
     # The largest weight: float16 ends at 2^16, and everything down to 2^-38 of it still counts.
     HEADROOM: tl.constexpr = 126 + 14
 
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     piece = tl.program_id(0) // tiles
     kv_head = ((tl.program_id(0) % tiles) // head_tiles).to(tl.int64)
     head_tile = (tl.program_id(0) % tiles) % head_tiles
     request, start, end = find_piece(kv_indptr, batch, pieces, min_piece, piece, BLOCK_T, BLOCK_B)
+    if COMPILED:
+        request, start, end = _uniform(request), _uniform(start), _uniform(end)
     if request >= 0:
         ek = tl.arange(0, WORDS_K)
         ev = tl.arange(0, WORDS_V)
-        in_ek = 2 * ek < DIMS_K
-        in_ev = 2 * ev < DIMS_V
+        in_ek = ek < DIMS_K // 2
+        in_ev = ev < DIMS_V // 2
         h = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
         in_h = h < group
         head = kv_head * group + h
-        row = Q + request.to(tl.int64) * stride_qb + head[None, :] * stride_qh
+        K_words += kv_head * stride_kch
+        V_words += kv_head * stride_vch
+        K_scales += kv_head * stride_ksh
+        V_scales += kv_head * stride_vsh
+        row = Q_words + request.to(tl.int64) * stride_qb + head[None, :] * stride_qh
 
-        # A power of two that brings the largest |q| of a head just below 2^15.
+        # A power of two that brings the largest |q| of a head just below 2^15. A word holds two dims.
         q_rows = ()
-        biggest = tl.zeros([BLOCK_H], tl.float32)
+        biggest = tl.zeros([WORDS_K, BLOCK_H], tl.float32)
         for tile in tl.static_range(NUM_K):
-            for p in tl.static_range(8):
-                inside = in_ek[:, None] & in_h[None, :]
-                dim = (p % 4) * QK + DIMS_K * tile + p // 4 + 2 * ek
-                x = tl.load(row + dim[:, None], mask=inside, other=0.0).to(tl.float32)
-                q_rows = q_rows + (x,)
-                biggest = tl.maximum(biggest, tl.max(tl.abs(x), 0))
-        exponent = tl.maximum(biggest.to(tl.int32, bitcast=True) >> 23, 20)
+            odd = ()
+            for quarter in tl.static_range(4):
+                word = (quarter * QK + DIMS_K * tile) // 2 + ek
+                pair = tl.load(row + word[:, None], mask=in_ek[:, None] & in_h[None, :], other=0)
+                low, high = _halves(pair, BF16)
+                q_rows = q_rows + (low,)
+                odd = odd + (high,)
+                biggest = tl.maximum(biggest, tl.maximum(tl.abs(low), tl.abs(high)))
+            q_rows = q_rows + odd
+        exponent = tl.maximum(tl.max(biggest, 0).to(tl.int32, bitcast=True) >> 23, 20)
         raise_q = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         q_words = ()
         for tile in tl.static_range(NUM_K):
             for p in tl.static_range(8):
                 x = q_rows[tile * 8 + p] * (raise_q * (1.0 / (1 << (2 * (p % 5)))))[None, :]
                 q_words = q_words + (x.to(tl.float16),)
+        # What codes of one would score, with q as rounded: the zero point then takes the same error as the codes.
         q_sums = ()
         for g in tl.static_range(GROUPS_K):
-            q_sum = tl.zeros([WORDS_K, BLOCK_H], tl.float32)
+            q_sum = tl.zeros([16, BLOCK_H], tl.float32)
             for tile in tl.static_range(NUM_K):
                 for p in tl.static_range(8):
                     if ((p % 4) * QK + DIMS_K * tile) // GROUP_K == g:
-                        q_sum += q_rows[tile * 8 + p]
-            q_sums = q_sums + (tl.sum(q_sum, 0) * raise_q * 5.9604644775390625e-08,)
-        scale = sm_scale * 16777216.0 / raise_q
+                        ones = tl.full([16, WORDS_K], (1 << (2 * (p % 5))) * 5.9604644775390625e-08, tl.float16)
+                        q_sum = tl.dot(ones, q_words[tile * 8 + p], q_sum)
+            q_sums = q_sums + (tl.max(q_sum, 0),)
+        scale = (sm_scale * 16777216.0) * ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         factor = 1.0
         if XAI_LEN > 0:
             factor = temperature(tl.load(kv_indptr + request + 1) - tl.load(kv_indptr + request) - 1, XAI_LEN)
@@ -176,13 +211,9 @@ def decode_codes_kernel(
             acc = acc + (tl.zeros([WORDS_V, BLOCK_H], tl.float32),)
         zero_acc = ()
         for _ in tl.static_range(GROUPS_V):
-            zero_acc = zero_acc + (tl.zeros([16, BLOCK_H], tl.float32),)
+            zero_acc = zero_acc + (tl.zeros([8, BLOCK_H], tl.float32),)
         top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        norm = tl.zeros([16, BLOCK_H], tl.float32)
-        K_words += kv_head * stride_kch
-        V_words += kv_head * stride_vch
-        K_scales += kv_head * stride_ksh
-        V_scales += kv_head * stride_vsh
+        norm = tl.zeros([8, BLOCK_H], tl.float32)
         for at in tl.range(start, end, BLOCK_T, num_stages=STAGES):
             t = at + tl.arange(0, BLOCK_T)
             # Past the end the last token is read again: its own slot, never a foreign one.
@@ -246,18 +277,21 @@ def decode_codes_kernel(
             acc = new_acc
             zero_acc = new_zero_acc
 
-        total = tl.sum(norm, 0)
-        inverse = 1.0 / total
-        out = Mid_o + piece.to(tl.int64) * stride_mo + head[None, :] * DV
+        if PDL:
+            # The merge may start: its prologue overlaps what is left here, and then it waits for all of this grid.
+            tl.extra.cuda.gdc_launch_dependents()
+        # No division: its slow path is a call, for which registers are spilled.
+        total = tl.log2(tl.sum(norm, 0))
+        inverse = tl.exp2(-total)
+        d = tl.arange(0, 2 * WORDS_V)
+        out = Mid_o + piece.to(tl.int64) * stride_mo + head[:, None] * DV + d[None, :]
+        in_o = in_h[:, None] & (d < DIMS_V)[None, :]
         for tile in tl.static_range(NUM_V):
-            for p in tl.static_range(8):
-                dim = (p % 4) * QV + DIMS_V * tile + p // 4 + 2 * ev
-                value = (
-                    acc[tile * 8 + p] * (16777216.0 / (1 << (2 * (p % 5))))
-                    - tl.sum(zero_acc[((p % 4) * QV + DIMS_V * tile) // GROUP_V], 0)[None, :]
-                )
-                tl.store(
-                    out + dim[:, None], value * inverse[None, :],
-                    mask=in_ev[:, None] & in_h[None, :],
-                )  # fmt: skip
-        tl.store(Mid_lse + piece * heads + head, top + tl.log2(total), mask=in_h)
+            for quarter in tl.static_range(4):
+                zero = tl.sum(zero_acc[(quarter * QV + DIMS_V * tile) // GROUP_V], 0)[None, :]
+                low = acc[tile * 8 + quarter] * (16777216.0 / (1 << (2 * quarter))) - zero
+                high = acc[tile * 8 + quarter + 4] * (16777216.0 / (1 << (2 * ((quarter + 4) % 5)))) - zero
+                both = tl.join(low * inverse[None, :], high * inverse[None, :])
+                value = tl.reshape(tl.permute(both, (1, 0, 2)), [BLOCK_H, 2 * WORDS_V])
+                tl.store(out + quarter * QV + DIMS_V * tile, value, mask=in_o)
+        tl.store(Mid_lse + head * (pieces + batch) + piece, top + total, mask=in_h)

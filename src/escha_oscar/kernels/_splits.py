@@ -50,10 +50,11 @@ def merge_kernel(
     Mid_o, Mid_lse, Out, Out_lse, Sinks, kv_indptr, batch, pieces, min_piece,
     stride_mo, stride_ob, stride_oh, heads,
     D: tl.constexpr, TILE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    HAS_SINK: tl.constexpr, WRITE_LSE: tl.constexpr,
+    HAS_SINK: tl.constexpr, WRITE_LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the pieces of one request and head, BLOCK_D dims a program. Mid_lse is in log2.
+    """Merge the pieces of one request and head, BLOCK_D dims a program. Mid_lse is in log2, a row for each head.
 
+    PDL: launched while stage 1 runs. What is read before the wait was written before stage 1 began.
     A request without tokens gets zeros and a log-sum-exp of -inf (of the sink where there is one).
     """
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -68,34 +69,39 @@ def merge_kernel(
     mine = tl.sum(tl.where(b == request, count, 0), 0)
     first = tl.sum(tl.where(b == request, total - count, 0), 0)
 
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    rows = pieces + batch
     s = tl.arange(0, BLOCK_S)
+    d = block_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    # Every lane keeps a running maximum of its own, so that a step waits for one load only and lanes meet at the end.
     top = tl.full([BLOCK_S], float("-inf"), tl.float32)
+    acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    norm = tl.zeros([BLOCK_S], tl.float32)
     for start in range(0, mine, BLOCK_S):
-        lse = tl.load(Mid_lse + (first + start + s) * heads + head, mask=start + s < mine, other=float("-inf"))
-        top = tl.maximum(top, lse)
+        piece = first + start + s
+        in_s = start + s < mine
+        lse = tl.load(Mid_lse + head * rows + piece, mask=in_s, other=float("-inf"))
+        row = Mid_o + piece.to(tl.int64)[:, None] * stride_mo + head * D + d[None, :]
+        value = tl.load(row, mask=in_s[:, None] & (d < D)[None, :], other=0.0)
+        new_top = tl.maximum(top, lse)
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        alpha = tl.exp2(top - safe)
+        weight = tl.exp2(lse - safe)
+        # Scratch of a piece that saw no token holds whatever was there: select, never multiply by zero.
+        acc = acc * alpha[:, None] + tl.where(weight[:, None] > 0, weight[:, None] * value, 0.0)
+        norm = norm * alpha + weight
+        top = new_top
     peak = tl.max(top, 0)
     if HAS_SINK:
         sink = tl.load(Sinks + head).to(tl.float32) * LOG2E
         peak = tl.maximum(peak, sink)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
-
-    d = block_d * BLOCK_D + tl.arange(0, BLOCK_D)
-    acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    weight_sum = tl.zeros([BLOCK_S], tl.float32)
-    for start in range(0, mine, BLOCK_S):
-        piece = first + start + s
-        in_s = start + s < mine
-        lse = tl.load(Mid_lse + piece * heads + head, mask=in_s, other=float("-inf"))
-        weight = tl.exp2(lse - safe)
-        row = Mid_o + piece.to(tl.int64)[:, None] * stride_mo + head * D + d[None, :]
-        # Scratch of a piece that saw no token holds whatever was there: select, never multiply by zero.
-        value = tl.load(row, mask=in_s[:, None] & (d < D)[None, :], other=0.0)
-        acc += tl.where(weight[:, None] > 0, weight[:, None] * value, 0.0)
-        weight_sum += weight
-    denominator = tl.sum(weight_sum, 0)
+    alpha = tl.exp2(top - safe)
+    denominator = tl.sum(norm * alpha, 0)
     if HAS_SINK:
         denominator += tl.exp2(sink - safe)
-    out = tl.sum(acc, 0) / tl.where(denominator > 0, denominator, 1.0)
+    out = tl.sum(acc * alpha[:, None], 0) / tl.where(denominator > 0, denominator, 1.0)
     tl.store(Out + request.to(tl.int64) * stride_ob + head * stride_oh + d, out.to(Out.dtype.element_ty), mask=d < D)
     if WRITE_LSE:
         if block_d == 0:

@@ -8,6 +8,8 @@ depends on is known on the host without reading a length, so both stages can be 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +22,6 @@ from .layout import grouping_of
 
 #: Shared memory of a multiprocessor by compute capability; 9.x and 10.x have 228 KiB, all others the small cards' 100.
 LARGE_SHARED = {(8, 0): 164 << 10, (8, 7): 164 << 10}
-
-
-#: From 3.7 on the compiler keeps the queries in registers, 32 of them, and no longer in shared memory.
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 @triton.jit
@@ -127,7 +125,7 @@ def _decode_any_kernel(
         tl.store(out + QV, o1 * inverse, mask=in_o)
         tl.store(out + 2 * QV, o2 * inverse, mask=in_o)
         tl.store(out + 3 * QV, o3 * inverse, mask=in_o)
-        tl.store(Mid_lse + piece * heads + head, top + tl.log2(norm), mask=in_h)
+        tl.store(Mid_lse + head * (pieces + batch) + piece, top + tl.log2(norm), mask=in_h)
 
 
 def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int, int], fast: bool) -> dict[str, int]:
@@ -142,19 +140,26 @@ def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int,
         return {"BLOCK_T": tile, "BLOCK_H": 16, "num_warps": 4, "num_stages": 1, "resident": 4, "min_piece": 32}
     # Tokens a step: the most whose accumulators, scales and zeros still fit 255 registers.
     many_groups = max(d // g for d, g in zip(dims, groups, strict=True)) > 4
-    if max(dims) > 256 or cc[0] == 8 or (many_groups and (cc[0] != 9 or TRITON >= (3, 7))):
+    if max(dims) > 256 or cc[0] == 8 or (many_groups and cc[0] != 9):
         tile = 16
     else:
         tile = 32
     stages = 5 if cc in LARGE_SHARED or cc[0] in (9, 10) else 3
     token_bytes = sum(d // 4 + 8 * (d // g) for d, g in zip(dims, groups, strict=True)) + 8
-    # Indirect loads get half of the stages; queries and scratch take about 4 KiB, the driver 1 KiB.
+    # Indirect loads get half of the stages; scratch takes up to 4 KiB, the driver 1 KiB.
     program_bytes = (stages - 1) // 2 * tile * token_bytes + 5120
     shared = LARGE_SHARED.get(cc, 228 << 10 if cc[0] in (9, 10) else 100 << 10)
     return {
         "BLOCK_T": tile, "BLOCK_H": HEADS_PER_PROGRAM, "num_warps": 1, "num_stages": stages,
-        "resident": max(1, min(8, shared // program_bytes)), "min_piece": 64,
+        "resident": max(1, min(8, shared // program_bytes)), "min_piece": 32,
     }  # fmt: skip
+
+
+def merge_config(pieces: int, v_head_dim: int) -> dict[str, int]:
+    """Tile and warps of stage 2 for requests of about ``pieces`` pieces: one step for up to 512, 64 values a thread."""
+    block_s = min(512, max(32, 1 << round(math.log2(max(1, pieces)))))
+    block_d = min(32, triton.next_power_of_2(v_head_dim))
+    return {"BLOCK_S": block_s, "BLOCK_D": block_d, "num_warps": max(2, block_s // 64)}
 
 
 def _tiles_align(head_dim: int, group_size: int) -> bool:
@@ -167,6 +172,13 @@ def _words(codes):
     if codes.storage_offset() % 2 or codes.data_ptr() % 2 or any(s % 2 for s in codes.stride()[:-1]):
         return None
     return codes.view(torch.int16)
+
+
+def _query_words(q):
+    """16-bit ``q`` as words of two dims, copied where an offset or a stride is odd."""
+    if q.data_ptr() % 4 or q.storage_offset() % 2 or any(s % 2 for s in q.stride()[:-1]):
+        q = q.clone(memory_format=torch.contiguous_format)
+    return q.view(torch.int32)
 
 
 def _pairs(scales):
@@ -242,18 +254,23 @@ def decode_attention_fwd_quantized(
         "DK": DK, "DV": DV, "GROUP_K": group_k, "GROUP_V": group_v, "BLOCK_B": block_b,
         "LOGIT_CAP": float(logit_cap), "XAI_LEN": int(xai_temperature_len),
     }  # fmt: skip
+    # From Hopper on a grid may start before the one that it waits for has drained.
+    early = {"launch_pdl": True} if fast and capability(q)[0] >= 9 else {}
     with on_device(q):
         grid = ((pieces + batch) * tiles,)
         if fast:
             k_pairs, v_pairs = _pairs(k_scales_zeros), _pairs(v_scales_zeros)
             paired = k_pairs is not None and v_pairs is not None
+            q_words = _query_words(q)
             k_scales, v_scales = (k_pairs, v_pairs) if paired else (k_scales_zeros, v_scales_zeros)
             decode_codes_kernel[grid](
-                q, k_words, v_words, k_scales, v_scales, kv_indptr, kv_indices, mid_o, mid_lse,
+                q_words, k_words, v_words, k_scales, v_scales, kv_indptr, kv_indices, mid_o, mid_lse,
                 batch, pieces, min_piece, sm_scale, heads, group, head_tiles, tiles,
-                q.stride(0), q.stride(1), k_words.stride(0), k_words.stride(1), v_words.stride(0), v_words.stride(1),
+                q_words.stride(0), q_words.stride(1), k_words.stride(0), k_words.stride(1),
+                v_words.stride(0), v_words.stride(1),
                 k_scales.stride(0), k_scales.stride(1), v_scales.stride(0), v_scales.stride(1), heads * DV,
-                STAGES=config["num_stages"], PAIRED=paired, COMPILED=COMPILED, **shared, **config,
+                STAGES=config["num_stages"], BF16=q.dtype == torch.bfloat16, PAIRED=paired, COMPILED=COMPILED,
+                PDL=bool(early), **shared, **config, **early,
             )  # fmt: skip
         else:
             _decode_any_kernel[grid](
@@ -265,11 +282,10 @@ def decode_attention_fwd_quantized(
                 BLOCK_QK=max(16, triton.next_power_of_2(DK // 4)), BLOCK_QV=max(16, triton.next_power_of_2(DV // 4)),
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **shared, **config,
             )  # fmt: skip
-        block_d = min(32, triton.next_power_of_2(DV))
-        merge_kernel[(batch * heads * triton.cdiv(DV, block_d),)](
+        merge = merge_config(pieces // batch, DV)
+        merge_kernel[(batch * heads * triton.cdiv(DV, merge["BLOCK_D"]),)](
             mid_o, mid_lse, o, o if output_lse is None else output_lse, o if sinks is None else sinks,
             kv_indptr, batch, pieces, min_piece, heads * DV, o.stride(0), o.stride(1), heads,
-            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b, BLOCK_D=block_d,
-            BLOCK_S=128 if batch < 4 else 64,
-            HAS_SINK=sinks is not None, WRITE_LSE=output_lse is not None, num_warps=4,
+            D=DV, TILE=config["BLOCK_T"], BLOCK_B=block_b,
+            HAS_SINK=sinks is not None, WRITE_LSE=output_lse is not None, PDL=bool(early), **merge, **early,
         )  # fmt: skip
