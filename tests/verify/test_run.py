@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from escha_oscar.errors import ExitCode, UsageError
-from escha_oscar.model import Report
+from escha_oscar.installed.apply import apply_plan
+from escha_oscar.model import Report, Severity, sha256
 from escha_oscar.verify import run as runner
 from escha_oscar.verify.codes import Level, finding
 from escha_oscar.verify.run import LevelResult, Request, run, verdict
 from escha_oscar.verify.subprocesses import Interpreter
+from tests.support.environments import ENVIRON, make_environment, make_plan
 
 TREE = (Level.FILES, Level.STATIC, Level.IMPORTS, Level.NUMERICS)
 
@@ -83,3 +85,16 @@ def test_imports_and_numerics_need_an_interpreter_and_a_tree(tmp_path: Path) -> 
     assert [f.code for f in results[0].report.findings] == ["numerics-no-kernels"]
     results = run(Request((Level.IMPORTS,), site_packages=tmp_path, interpreter=Interpreter(tmp_path / "none")))
     assert [f.code for f in results[0].report.findings] == ["imports-cannot-tell"]
+
+
+def test_static_judges_without_the_tree_before_and_says_so(tmp_path: Path) -> None:
+    site = make_environment(tmp_path)
+    original = (site / ENVIRON).read_bytes()
+    apply_plan(make_plan(site))
+    request = Request((Level.STATIC,), site)
+    assert "no-base" not in {found.code for found in run(request)[0].report.findings}
+    backup = site / ".escha-oscar/originals" / sha256(original)
+    backup.write_bytes(b"altered")
+    notes = [found for found in run(request)[0].report.findings if found.code == "no-base"]
+    assert [(note.severity, note.path) for note in notes] == [(Severity.INFO, str(backup))]
+    assert "missing or was altered" in str(notes[0].found)
