@@ -137,7 +137,10 @@ def load_rotation_file(path: Path) -> RotationFile:
 
 
 def load_tensors(path: Path, what: str = "file of plain tensors") -> Any:
-    """Load a torch file, called ``what`` in errors, with ``weights_only=True`` onto the CPU; raises as ``load_rotation_file`` does."""
+    """Load a torch file with ``weights_only=True`` onto the CPU; errors call it ``what``.
+
+    Raises as ``load_rotation_file`` does.
+    """
     torch = torch_module()
     try:
         found = path.stat()
