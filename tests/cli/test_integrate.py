@@ -159,6 +159,18 @@ def test_an_overlay_prints_its_path_line_and_leaves_the_wheel_alone(
     assert (overlay / forks.SCHEDULER).is_file()
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["for real", "dry run"])
+@pytest.mark.parametrize("place", ["site-packages/inside", "taken"])
+def test_an_overlay_that_cannot_be_there_is_refused_before_anything_is_planned(
+    place: str, options: list[str], integrate: Integrate, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
+    code, out, err = integrate("--overlay", str(tmp_path / place), *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("error[usage]: ") and "  next: name a folder" in err
+
+
 def test_the_path_line_of_an_overlay_holds_wherever_it_is_pasted(
     integrate: Integrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

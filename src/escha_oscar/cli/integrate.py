@@ -67,12 +67,15 @@ def integrate(
 
     The target is --site-packages DIR, the environment of --python EXE, or this interpreter's own.
     """
+    from escha_oscar.installed.overlay import require_place
     from escha_oscar.installed.recovery import recover
     from escha_oscar.integrate import carry_out, prepare
     from escha_oscar.merge.plan import Options
     from escha_oscar.target.locate import locate
 
     target = locate(site_packages=site_packages, python=python, allow_upstream=allow_upstream)
+    if overlay is not None:
+        require_place(overlay.absolute(), target.site_packages, force=force)  # before the minutes of a first fetch
     with progress_sink(quiet=as_json) as progress:
         if not dry_run and overlay is None:
             recover(target.site_packages, progress=progress)  # an interrupted run first: plan from whole files

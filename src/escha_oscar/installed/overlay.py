@@ -29,9 +29,7 @@ def write_overlay(plan: Plan, dest: Path, progress: Progress | None = None, *, f
     """
     progress = progress or NoProgress()
     dest, source = dest.absolute(), plan.target.site_packages
-    _refuse(dest, source)
-    if is_overlay(dest) and not force:
-        _refuse_edits(dest)
+    require_place(dest, source, force=force)
     building = dest.parent / f".{dest.name}.{os.urandom(6).hex()}.tmp"
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +44,8 @@ def write_overlay(plan: Plan, dest: Path, progress: Progress | None = None, *, f
     return dest
 
 
-def _refuse(dest: Path, source: Path) -> None:
+def require_place(dest: Path, source: Path, *, force: bool = False) -> None:
+    """Refuse a ``dest`` as ``write_overlay`` does: in the installation, taken, or an overlay with edits."""
     real = dest.resolve()
     if real == source or real.is_relative_to(source) or source.is_relative_to(real):
         message = "an overlay cannot lie in the installation, nor the installation in it"
@@ -56,6 +55,8 @@ def _refuse(dest: Path, source: Path) -> None:
     if taken and not empty:
         message = "exists and is no overlay of this tool"
         raise UsageError(message, path=str(dest), hint="name a folder that does not exist yet")
+    if is_overlay(dest) and not force:
+        _refuse_edits(dest)
 
 
 def _refuse_edits(dest: Path) -> None:
