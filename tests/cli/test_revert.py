@@ -80,6 +80,11 @@ def test_a_folder_without_package_and_state_is_refused(
         assert list(inner.iterdir()) == []
 
 
+def test_the_package_itself_is_not_the_folder_that_holds_it(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--site-packages", str(site / "sglang")]) == 3
+    assert f"next: --site-packages {site}\n" in capsys.readouterr().err
+
+
 def test_what_an_uninstalled_package_left_of_us_can_be_reverted(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(site / "sglang")
     shutil.rmtree((site / RECORD).parent)

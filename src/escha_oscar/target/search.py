@@ -64,9 +64,9 @@ def no_such_folder(folder: Path) -> TargetError:
 
 
 def no_package(root: Path) -> TargetError:
-    """Return the error for a folder without the package; names the site-packages below it where it is a prefix."""
-    inner = sorted(root.glob("lib/python3*/site-packages"))
-    hint = f"--site-packages {inner[0]}" if inner else "name the folder that holds sglang/ with --site-packages"
+    """Return the error for a folder without the package; names the right one where this is a prefix or the package."""
+    near = [root.parent] if root.name == PACKAGE else sorted(root.glob("lib/python3*/site-packages"))
+    hint = f"--site-packages {near[0]}" if near else "name the folder that holds sglang/ with --site-packages"
     return TargetError(f"no {PACKAGE}/ here", path=str(root), sought=f"{PACKAGE}/ and its *.dist-info", hint=hint)
 
 
