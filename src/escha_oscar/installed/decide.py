@@ -92,20 +92,16 @@ def integration(
     after_record = _record_after(plan, pristine_record, [*(originals[path] for path in paths), *kept.values()])
     files = (*plan.files, PlannedFile(record_path(plan), Change.RECORD, pristine_record, after_record))
     entries = tuple(FileEntry(allowed(f.path), f.change, originals[f.path], f.after_sha256) for f in files)
-    added = {str(folder) for e in entries if e.original.kind is Kind.ABSENT for folder in PurePosixPath(e.path).parents}
-    old_folders = set(known.folders) if known else set()
-    made = added & disk.absent_folders
-    folders = tuple(sorted((old_folders & added) | made, key=_depth))
+    folders = _folders(entries, known, disk)
     new = State(
         transaction, __version__, plan.source, plan.kernels, plan.target.distribution, plan.target.version, entries,
-        tuple(CacheEntry(path, image) for path, image in sorted(kept.items())), folders,
+        tuple(CacheEntry(path, image) for path, image in sorted(kept.items())), folders.ours,
     )  # fmt: skip
     targets = {f.path: _dressed(f, originals[f.path], disk) for f in files}
     cache_targets = {path: _cache_target(path, caches, restored) for path in {*disk.caches, *caches}}
     decided = _decision({**restored, **targets}, cache_targets, record_path(plan), new, disk)
     contents = {**decided.contents, **{f.after_sha256: f.after for f in files}}
-    dropped = tuple(sorted(old_folders - set(folders), key=_depth, reverse=True))
-    return replace(decided, contents=contents, made=tuple(sorted(made, key=_depth)), dropped=dropped)
+    return replace(decided, contents=contents, made=folders.made, dropped=folders.dropped)
 
 
 def record_path(plan: Plan) -> str:
@@ -149,6 +145,23 @@ def _original_caches(known: State | None, originals: Mapping[str, Image], disk: 
 
 def _cache_target(path: str, caches: Mapping[str, Image], restored: Mapping[str, Image]) -> Image:
     return caches.get(path, ABSENT) if source_of(path) in restored else ABSENT
+
+
+@dataclass(frozen=True)
+class _Folders:
+    """Folders of added files: those that are ours, those of them to make now, and former ones of ours to drop."""
+
+    ours: tuple[str, ...]
+    made: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def _folders(entries: Iterable[FileEntry], known: State | None, disk: Disk) -> _Folders:
+    added = {str(folder) for e in entries if e.original.kind is Kind.ABSENT for folder in PurePosixPath(e.path).parents}
+    old = set(known.folders) if known else set[str]()
+    made = added & disk.absent_folders
+    ours = (old & added) | made
+    return _Folders(*(tuple(sorted(folders, key=_depth)) for folders in (ours, made, old - ours)))
 
 
 def _depth(folder: str) -> tuple[int, str]:
