@@ -52,12 +52,12 @@ CASES: dict[str, Case] = {
     "sixteen streams, 6 heads a group, fp16": case(12, 2, 64, 32, "float16", SIXTEEN),
 }
 
-#: On a GPU: longer prefixes, a mixed chunk beside decode rows, then decode eagerly and through graphs of two sizes.
+#: On a GPU: longer prefixes, a mixed chunk with a newcomer beside decode rows, then decode eagerly and by two graphs.
 LONG_FLOW: list[Step] = [
     ["extend", [["a", 700]]],
     ["extend", [["a", 333], ["b", 129]]],
     ["share", ["c", "a", 1000]],
-    ["mixed", [["c", 257], ["a", 1], ["b", 1]]],
+    ["mixed", [["c", 257], ["d", 65], ["a", 1], ["b", 1]]],
     ["decode", [["b", 1], ["c", 1], ["a", 1]]],
     *[["graph", [["a", 1], ["b", 1], ["c", 1]]], ["graph", [["b", 1], ["a", 1]]]] * 3,
 ]

@@ -118,6 +118,22 @@ def test_scratch_of_any_size(splits, own):
     check(make_pool(90, 1, 64, 32), queries(1, 6, 64), [333], splits=splits, own=own)
 
 
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 3, 6)])
+def test_more_pieces_than_a_step_of_the_merge_holds(monkeypatch, sinks):
+    monkeypatch.setattr(decode, "merge_config", lambda *_: {"BLOCK_S": 4, "BLOCK_D": 32, "num_warps": 1})
+    check(make_pool(90, 1, 64, 32), queries(3, 6, 64), [333, 0, 40], sinks=sinks)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "step"), [(0, 32), (1, 32), (31, 32), (65, 64), (100, 128), (130, 128), (527, 512), (4000, 512)]
+)
+def test_the_merge_takes_about_all_pieces_in_one_step(pieces, step):
+    config = decode.merge_config(pieces, 256)
+    assert config["BLOCK_S"] == step
+    assert config["BLOCK_S"] * config["BLOCK_D"] <= 64 * 32 * config["num_warps"]
+    assert decode.merge_config(pieces, 16)["BLOCK_D"] == 16
+
+
 def test_queries_that_are_a_view():
     pool = make_pool(40, 1, 64, 32)
     wide = queries(2, 12, 128)
