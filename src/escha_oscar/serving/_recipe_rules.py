@@ -354,8 +354,8 @@ WARNINGS: tuple[Trap, ...] = (
         "mixed-chunk",
         lambda f: f.request.mixed_chunk and f.model.is_moe,
         _said(
-            "--enable-mixed-chunk crashed a hand-merged MoE server (invalid configuration argument: an empty launch); "
-            "this merge makes none and its mixed batches are checked, but not on a server with this checkpoint"
+            "--enable-mixed-chunk crashed a hand-merged MoE server (invalid configuration argument); "
+            "this merge's mixed batches are checked, but not on a server with this checkpoint"
         ),
     ),
     Trap(
