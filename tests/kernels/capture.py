@@ -64,7 +64,7 @@ def _record(kernel, args, kwargs):
 
 
 @contextlib.contextmanager
-def recorded(cc, processors=132):
+def recorded(cc, processors=132, driver=13000):
     """Collect the launches made inside the block, on CPU tensors, as if on a card of capability ``cc``."""
     launches = []
 
@@ -76,6 +76,7 @@ def recorded(cc, processors=132):
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(triton.JITFunction, "run", run))
         stack.enter_context(mock.patch.object(decode, "processors", lambda tensor: processors))
+        stack.enter_context(mock.patch.object(decode, "driver_version", lambda: driver))
         for module in (decode, prefill):
             stack.enter_context(mock.patch.object(module, "capability", lambda tensor: divmod(cc, 10)))
         yield launches

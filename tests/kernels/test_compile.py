@@ -43,6 +43,22 @@ def check_early_start(report):
         assert not report["loads_before_wait"], report
 
 
+@pytest.mark.parametrize(
+    ("cc", "driver", "early"), [(90, 12030, True), (120, 13000, True), (90, 12020, None), (86, 13000, None)]
+)
+def test_only_new_cards_and_drivers_start_early(cc, driver, early):
+    code = (
+        "import torch; from tests.kernels import compile_matrix as matrix; from tests.kernels.capture import recorded\n"
+        f"with recorded({cc}, driver={driver}) as launches: matrix._decode((64, 32, 6, 1), torch.float16)\n"
+        "print([dict(launch.options).get('launch_pdl') for launch in launches])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.stdout.strip() == str([early, early]), run.stderr[-3000:]
+
+
 # One card with much shared memory and one with little; the matrix has the others.
 @pytest.mark.parametrize("cc", [90, 120])
 def test_production_launches(cc):

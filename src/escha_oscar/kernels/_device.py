@@ -30,6 +30,12 @@ def processors(tensor) -> int:
     return _cuda_properties(tensor.device.index)[0] if tensor.device.type == "cuda" else INTERPRETER_PROCESSORS
 
 
+@functools.cache
+def driver_version() -> int:
+    """CUDA version of the driver, e.g. 12040; 0 where there is none."""
+    return torch._C._cuda_getDriverVersion() if torch.cuda.is_available() and torch.version.cuda else 0
+
+
 def capability(tensor) -> tuple[int, int]:
     """Compute capability of ``tensor``'s device; ``(0, 0)`` where there is none."""
     return _cuda_properties(tensor.device.index)[1] if tensor.device.type == "cuda" else (0, 0)

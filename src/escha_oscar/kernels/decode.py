@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ._decode_codes import COMPILED, HEADS_PER_PROGRAM, decode_codes_kernel
-from ._device import capability, on_device, processors
+from ._device import capability, driver_version, on_device, processors
 from ._scores import soft_cap, temperature
 from ._splits import find_piece, merge_kernel
 from .layout import grouping_of
@@ -254,8 +254,8 @@ def decode_attention_fwd_quantized(
         "DK": DK, "DV": DV, "GROUP_K": group_k, "GROUP_V": group_v, "BLOCK_B": block_b,
         "LOGIT_CAP": float(logit_cap), "XAI_LEN": int(xai_temperature_len),
     }  # fmt: skip
-    # From Hopper on a grid may start before the one that it waits for has drained.
-    early = {"launch_pdl": True} if fast and capability(q)[0] >= 9 else {}
+    # From Hopper on a grid may start before the one that it waits for has ended; older drivers cannot capture that.
+    early = {"launch_pdl": True} if fast and capability(q)[0] >= 9 and driver_version() >= 12030 else {}
     with on_device(q):
         grid = ((pieces + batch) * tiles,)
         if fast:
