@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 
 import torch
@@ -32,8 +33,13 @@ def processors(tensor) -> int:
 
 @functools.cache
 def driver_version() -> int:
-    """CUDA version of the driver, e.g. 12040; 0 where there is none."""
-    return torch._C._cuda_getDriverVersion() if torch.cuda.is_available() and torch.version.cuda else 0
+    """CUDA version that the driver supports, e.g. 12040; 0 where there is none."""
+    try:
+        query = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion
+    except (OSError, AttributeError):
+        return 0
+    version = ctypes.c_int(0)
+    return version.value if query(ctypes.byref(version)) == 0 else 0
 
 
 def capability(tensor) -> tuple[int, int]:
