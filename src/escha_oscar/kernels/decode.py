@@ -140,7 +140,7 @@ def decode_config(dims: tuple[int, int], groups: tuple[int, int], cc: tuple[int,
         return {"BLOCK_T": tile, "BLOCK_H": 16, "num_warps": 4, "num_stages": 1, "resident": 4, "min_piece": 32}
     # Tokens a step: the most whose accumulators, scales and zeros still fit 255 registers.
     many_groups = max(d // g for d, g in zip(dims, groups, strict=True)) > 4
-    if max(dims) > 256 or cc[0] == 8 or (many_groups and cc[0] != 9):
+    if max(dims) > 256 or cc[0] == 8 or (many_groups and cc[0] != 9) or (cc[0] == 10 and min(groups) < 32):
         tile = 16
     else:
         tile = 32
