@@ -254,8 +254,9 @@ def decode_attention_fwd_quantized(
         "DK": DK, "DV": DV, "GROUP_K": group_k, "GROUP_V": group_v, "BLOCK_B": block_b,
         "LOGIT_CAP": float(logit_cap), "XAI_LEN": int(xai_temperature_len),
     }  # fmt: skip
-    # From Hopper on a grid may start before the one that it waits for has ended; older drivers cannot capture that.
-    early = {"launch_pdl": True} if fast and capability(q)[0] >= 9 and driver_version() >= 12030 else {}
+    # On Hopper a grid may start before the one that it waits for has ended; older drivers cannot capture that, and
+    # newer cards, which could, have not run it.
+    early = {"launch_pdl": True} if fast and capability(q)[0] == 9 and driver_version() >= 12030 else {}
     with on_device(q):
         grid = ((pieces + batch) * tiles,)
         if fast:
