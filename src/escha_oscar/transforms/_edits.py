@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import libcst as cst
 
-from escha_oscar.transforms._anchors import class_def, code, dotted, fields, method, nodes_of
+from escha_oscar.model import Graft
+from escha_oscar.transforms._anchors import class_def, code, definitions, dotted, fields, method, nodes_of
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
 #: How the texts that transforms insert are indented.
@@ -105,6 +106,15 @@ def edit_function(
     """Apply ``edit`` to one module-level function."""
     new = edit(old)
     return module.with_changes(body=[new if s is old else s for s in module.body])
+
+
+def add_functions(module: cst.Module, owner: str, grafts: Iterable[Graft], path: str) -> cst.Module:
+    """Put those grafts that belong in no class right before class ``owner``; names that the module has are left."""
+    plain = [g for g in grafts if "." not in g.name and not definitions(module, g.name)]
+    place = class_def(module, owner, path)
+    at = next(i for i, statement in enumerate(module.body) if statement is place)
+    new = [spaced(parse_body(graft.text, module)[0], 2) for graft in plain]
+    return module.with_changes(body=[*module.body[:at], *new, *module.body[at:]])
 
 
 def add_methods(owner: cst.ClassDef, new: Sequence[cst.BaseStatement]) -> cst.ClassDef:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import libcst as cst
 
 from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import (
     class_def,
     code,
-    definitions,
     find_all,
     has_method,
     is_call_to,
@@ -22,6 +19,7 @@ from escha_oscar.transforms._edits import (
     INDENT,
     add_arguments,
     add_element,
+    add_functions,
     add_methods,
     add_parameters,
     body_of,
@@ -33,7 +31,6 @@ from escha_oscar.transforms._edits import (
     parse_body,
     prepend,
     replace_node,
-    spaced,
 )
 
 TARGET = "sglang/srt/mem_cache/memory_pool.py"
@@ -152,7 +149,8 @@ def transform(module: cst.Module, ctx: Context) -> cst.Module:
     )
     for name, edit in edits:
         module = edit_class(module, name, path, edit)
-    return ensure_imports(_add_functions(module, ctx), ctx.chosen.imports)
+    grafts = (*ctx.chosen.helpers, *ctx.chosen.grafts.values())
+    return ensure_imports(add_functions(module, "KVCache", grafts, path), ctx.chosen.imports)
 
 
 def _bodies(ctx: Context, owner: str, module: cst.Module) -> list[cst.BaseStatement]:
@@ -216,13 +214,3 @@ def _hybrid_store(function: cst.FunctionDef, module: cst.Module, path: str) -> c
     function = add_parameters(function, [_STORED])
     choice = [s for s in body_of(function) if isinstance(s, cst.If) and code(s.test) == "not self.use_mla"]
     return insert_before(function, one(choice, "if not self.use_mla", path), parse_body(_HYBRID_STORE, module))
-
-
-def _add_functions(module: cst.Module, ctx: Context) -> cst.Module:
-    """Put configuration and loaders before the first pool class."""
-    grafts = (*ctx.chosen.helpers, *(g for name, g in ctx.chosen.grafts.items() if "." not in name))
-    plain = [g for g in grafts if not definitions(module, g.name)]
-    first = class_def(module, "KVCache", ctx.path)
-    at = next(i for i, s in enumerate(module.body) if s is first)
-    new: Sequence[cst.BaseStatement] = [spaced(parse_body(g.text, module)[0], 2) for g in plain]
-    return module.with_changes(body=[*module.body[:at], *new, *module.body[at:]])

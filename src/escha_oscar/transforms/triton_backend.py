@@ -6,15 +6,14 @@ import libcst as cst
 
 from escha_oscar.model import Context
 from escha_oscar.transforms._anchors import (
-    class_def,
     code,
-    definitions,
     find_all,
     has_method,
     is_call_to,
     one,
 )
 from escha_oscar.transforms._edits import (
+    add_functions,
     add_methods,
     edit_class,
     edit_method,
@@ -22,7 +21,6 @@ from escha_oscar.transforms._edits import (
     parse_body,
     prepend,
     replace_node,
-    spaced,
 )
 
 TARGET = "sglang/srt/layers/attention/triton_backend.py"
@@ -55,7 +53,9 @@ def transform(module: cst.Module, ctx: Context) -> cst.Module:
         owner = edit_method(owner, "__init__", ctx.path, lambda f: _v_head_dim(f, module, ctx))
         return add_methods(owner, _methods(module, ctx))
 
-    return ensure_imports(_add_functions(edit_class(module, OWNER, ctx.path, edit), ctx), ctx.chosen.imports)
+    grafts = (*ctx.chosen.helpers, *ctx.chosen.grafts.values())
+    module = add_functions(edit_class(module, OWNER, ctx.path, edit), OWNER, grafts, ctx.path)
+    return ensure_imports(module, ctx.chosen.imports)
 
 
 def _dispatched(owner: cst.ClassDef, name: str, module: cst.Module, ctx: Context) -> cst.ClassDef:
@@ -93,12 +93,3 @@ def _methods(module: cst.Module, ctx: Context) -> list[cst.BaseStatement]:
     if not ctx.extend_takes_scales:
         texts = [text.replace("k_scale=1.0, v_scale=1.0, ", "") for text in texts]
     return [parse_body(text, module)[0] for text in texts]
-
-
-def _add_functions(module: cst.Module, ctx: Context) -> cst.Module:
-    """Put module-level helpers right before the backend class."""
-    plain = [g for name, g in ctx.chosen.grafts.items() if "." not in name and not definitions(module, name)]
-    owner = class_def(module, OWNER, ctx.path)
-    at = next(i for i, s in enumerate(module.body) if s is owner)
-    new = [spaced(parse_body(g.text, module)[0], 2) for g in (*ctx.chosen.helpers, *plain)]
-    return module.with_changes(body=[*module.body[:at], *new, *module.body[at:]])
