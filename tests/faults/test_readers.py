@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import codecs
+import importlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from escha_oscar.cli import main
+from escha_oscar.cli import COMMANDS, main
 from escha_oscar.disk.layout import JOURNAL_FILE, STATE_DIR
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.status import Condition, read_status
@@ -24,12 +28,26 @@ READER = 65534
 
 
 @pytest.fixture(autouse=True, scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Load what commands load late: the reader may have no access to this interpreter's own files."""
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the reader have the tool: its code is loaded before, and its data lie where everybody may read them.
+
+    Interpreter and package may be closed to others: in a home directory, or in an environment for one run.
+    """
     site = str(make_site_packages(tmp_path_factory.mktemp("warm"), forks.OLD))
     main(["integrate", "--source", "bundled", "--site-packages", site])
     main(["verify", "--level", "files", "--level", "static", "--site-packages", site, "--json"])
+    for module, _, _ in COMMANDS.values():
+        importlib.import_module(module)
     codecs.lookup("ascii")
+    real = resources.files
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        tool = Path(name)
+        tool.chmod(0o755)
+        for part in ("donor", "kernels"):
+            shutil.copytree(str(real("escha_oscar") / part), tool / part)
+        for place in ("escha_oscar.source.bundled.files", "escha_oscar.merge.plan.resources.files"):
+            patch.setattr(place, lambda package: tool if package == "escha_oscar" else real(package))
+        yield
 
 
 @contextmanager
