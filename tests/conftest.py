@@ -6,9 +6,13 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from escha_oscar.serving.model_config import ModelConfig, read_model_config
+from tests.support.checkpoints import DENSE, MOE, write_config
 
 # A deadline would measure how busy the machine is; a database would need a checkout that can be written to.
 settings.register_profile("steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,3 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell does to its background jobs
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "root: needs root (mounts, immutable bits, other users); left out elsewhere")
+
+
+@pytest.fixture
+def moe(tmp_path: Path) -> ModelConfig:
+    """The shape of the MoE checkpoint."""
+    return read_model_config(write_config(tmp_path, MOE))
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> ModelConfig:
+    """The shape of the dense checkpoint."""
+    return read_model_config(write_config(tmp_path, DENSE))

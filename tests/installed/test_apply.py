@@ -37,11 +37,6 @@ from tests.support.environments import (
 )  # fmt: skip
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
-
-
 def test_every_planned_byte_is_on_disk_and_modes_are_kept(site: Path) -> None:
     summary = apply_plan(make_plan(site))
     assert {path: (site / path).read_bytes() for path in MERGED} == MERGED

@@ -11,12 +11,7 @@ import pytest
 from escha_oscar.errors import DriftError
 from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.revert import revert
-from tests.support.environments import FILES, LINKED, MERGED, condition, make_environment, make_plan, snapshot
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
+from tests.support.environments import FILES, LINKED, MERGED, condition, make_plan, snapshot
 
 
 def test_a_conda_like_package_cache_and_a_second_environment_keep_their_bytes(tmp_path: Path, site: Path) -> None:

@@ -14,11 +14,6 @@ from escha_oscar.installed.status import Condition, read_status
 from tests.support.environments import make_environment, make_plan
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
-
-
 def _reinstall(site: Path) -> None:
     """Install the wheel anew as pip does: what RECORD lists goes first, the state included."""
     shutil.rmtree(site)

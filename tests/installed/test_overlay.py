@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,15 +24,9 @@ from tests.support.environments import (
     MERGED_AGAIN,
     POOL,
     SHARED,
-    make_environment,
     make_plan,
     snapshot,
 )
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
 
 
 def test_it_is_whole_and_merged_and_shares_nothing(site: Path, tmp_path: Path) -> None:
@@ -142,7 +135,7 @@ def test_a_file_that_is_gone_from_the_overlay_is_noticed(site: Path, tmp_path: P
 def test_a_disk_without_room_is_refused_before_the_first_byte(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr(fsops.Root, "free_bytes", lambda self: 1000)
     before = snapshot(tmp_path)
     with pytest.raises(ApplyError, match="not enough space; no overlay was written") as caught:
         write_overlay(make_plan(site), tmp_path / "overlay")

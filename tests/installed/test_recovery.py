@@ -13,16 +13,11 @@ from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.recovery import recover
 from escha_oscar.installed.revert import revert
-from tests.support.environments import ENVIRON, MERGED, POOL, RECORD, condition, make_environment, make_plan, snapshot
+from tests.support.environments import ENVIRON, MERGED, POOL, RECORD, condition, make_plan, snapshot
 
 
 class Killed(BaseException):
     """Stands for a process that ends on the spot."""
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
 
 
 def _cut_off(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

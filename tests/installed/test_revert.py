@@ -19,15 +19,9 @@ from tests.support.environments import (
     POOL,
     RECORD,
     condition,
-    make_environment,
     make_plan,
     snapshot,
 )  # fmt: skip
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
 
 
 def test_everything_comes_back(site: Path) -> None:

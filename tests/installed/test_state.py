@@ -16,14 +16,9 @@ from escha_oscar.installed.apply import apply_plan
 from escha_oscar.installed.pristine import pristine_tree
 from escha_oscar.installed.status import read_status
 from escha_oscar.model import sha256
-from tests.support.environments import make_environment, make_plan, snapshot
+from tests.support.environments import make_plan, snapshot
 
 STATE = ".escha-oscar/state.json"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,12 @@ from tests.support.environments import (
     POOL,
     RECORD,
     SHARED,
-    make_environment,
     make_plan,
     snapshot,
 )  # fmt: skip
 
 COPIED = "sglang/QuantKernel/oscar_rotation_clip_int2_kv.py"
 JOURNAL = ".escha-oscar/journal"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    return make_environment(tmp_path)
 
 
 def test_a_fresh_wheel_is_pristine(site: Path) -> None:

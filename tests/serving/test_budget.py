@@ -8,22 +8,12 @@ from escha_oscar.errors import UsageError
 from escha_oscar.serving import budget
 from escha_oscar.serving.budget import GB, GIB, CacheFormat, KVDtype, MambaStrategy, Memory, TokenBytes
 from escha_oscar.serving.model_config import HeadShape, ModelConfig, read_model_config
-from tests.support.checkpoints import DENSE, MOE, TWO_SIZES, write_config
+from tests.support.checkpoints import TWO_SIZES, write_config
 
 FP16 = CacheFormat(KVDtype.FP16)
 FP8 = CacheFormat(KVDtype.FP8)
 INT2_32 = CacheFormat(KVDtype.INT2, 32)
 INT2_64 = CacheFormat(KVDtype.INT2, 64)
-
-
-@pytest.fixture
-def moe(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, MOE))
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, DENSE))
 
 
 def test_moe_pool_gives_the_logged_sizes(moe: ModelConfig) -> None:

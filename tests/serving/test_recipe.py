@@ -12,19 +12,9 @@ from escha_oscar.errors import UsageError
 from escha_oscar.serving.budget import GB, MambaStrategy
 from escha_oscar.serving.model_config import ModelConfig, read_model_config
 from escha_oscar.serving.recipe import Recipe, Request, as_data, as_sh, as_systemd, build_recipe
-from tests.support.checkpoints import DENSE, MOE, PLAIN, TWO_SIZES, write_config
+from tests.support.checkpoints import PLAIN, TWO_SIZES, write_config
 
 CARD = Request(tp=2, vram=12 * GB)
-
-
-@pytest.fixture
-def moe(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, MOE))
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, DENSE))
 
 
 def plain(folder: Path, **changes: Any) -> ModelConfig:

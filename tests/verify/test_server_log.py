@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from escha_oscar.errors import UsageError
 from escha_oscar.model import Finding, Severity
 from escha_oscar.serving.budget import CacheFormat, KVDtype, log_line, token_bytes
-from escha_oscar.serving.model_config import ModelConfig, read_model_config
+from escha_oscar.serving.model_config import ModelConfig
 from escha_oscar.verify.codes import CODES, Level
 from escha_oscar.verify.server_log import check_log
 from escha_oscar.verify.sizes import Expectation
-from tests.support.checkpoints import DENSE, MOE, write_config
 
 ARTICLE = "KV Cache is allocated. #tokens: 350257, K size: 0.21 GB, V size: 0.21 GB"
 LIMITS = (
@@ -22,16 +19,6 @@ LIMITS = (
 )
 READY = "The server is fired up and ready to roll!"
 SLOTS = "Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: 0.10GB, ssm_state size: 1.20GB "
-
-
-@pytest.fixture
-def moe(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, MOE))
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> ModelConfig:
-    return read_model_config(write_config(tmp_path, DENSE))
 
 
 def arguments(**changes: object) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from escha_oscar.disk.image import ABSENT, Image, Kind
-from escha_oscar.errors import TargetError, UnreadableError
+from escha_oscar.errors import ApplyError, TargetError, UnreadableError
 from escha_oscar.model import sha256
 from escha_oscar.tree import checked
 
@@ -231,6 +231,18 @@ class Root:
         """Return the bytes that this user may still write on the filesystem of the root."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
+
+    def require_room(self, needed: int, outcome: str, hint: str) -> None:
+        """Raise ApplyError where ``needed`` bytes will not fit; ``outcome`` says what has not happened then."""
+        free = self.free_bytes()
+        if free < needed:
+            raise ApplyError(
+                f"not enough space; {outcome}",
+                path=str(self.path),
+                sought=f"{needed} bytes free",
+                found=f"{free} bytes free",
+                hint=hint,
+            )
 
 
 def atomic_write(path: Path, data: bytes, *, mode: int | None = None) -> None:

@@ -75,15 +75,8 @@ def _require_room(plan: Plan, source: Path, place: Path) -> None:
     """Raise ApplyError before the first byte where the whole tree will not fit."""
     copied = sum(path.stat().st_size for path in (source / PACKAGE).rglob("*") if path.is_file())
     needed = copied + sum(len(file.after) for file in plan.files) + _SLACK_BYTES
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise ApplyError(
-            "not enough space; no overlay was written",
-            path=str(place),
-            sought=f"{needed} bytes free",
-            found=f"{free} bytes free",
-            hint="choose an --overlay folder on another disk",
-        )
+    hint = "choose an --overlay folder on another disk"
+    fsops.Root(place).require_room(needed, "no overlay was written", hint)
 
 
 def _not_written(error: OSError) -> ApplyError:

@@ -72,15 +72,8 @@ def _probe(root: Root, decision: Decision, contents: dict[str, bytes]) -> None:
                 hint="run it as the owner, or: escha-oscar integrate --overlay DIR",
             )
     needed = sum(map(len, contents.values())) + 2 * sum(step.before.size for step in decision.steps) + _SLACK_BYTES
-    free = root.free_bytes()
-    if free < needed:
-        raise ApplyError(
-            "not enough space; nothing was written",
-            path=str(root.path),
-            sought=f"{needed} bytes free",
-            found=f"{free} bytes free",
-            hint="free some space, or: escha-oscar integrate --overlay DIR",
-        )
+    hint = "free some space, or: escha-oscar integrate --overlay DIR"
+    root.require_room(needed, "nothing was written", hint)
 
 
 def _keep(root: Root, decision: Decision) -> None:
